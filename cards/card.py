@@ -1,0 +1,182 @@
+"""A model card: components, loops, recipe, parity and program as one frozen, versioned piece of data.
+
+A card has no callables and survives a JSON round trip; its digest is its identity in jobs, records and evidence.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import blake3
+import msgspec
+from msgspec import Struct
+
+from cards.errors import InvalidCard
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class ComponentSpec(Struct, frozen=True, kw_only=True):
+    """One module of a model. `kind` is the field's word for it (text_encoder, transformer, vae, ...)."""
+
+    kind: str
+    parameters: int
+    precision: Precision = "float32"
+
+
+class LoopSpec(Struct, frozen=True, kw_only=True):
+    """One iteration that a card can run.
+
+    `semantics` names the maths and its version: two loops with one semantics id give the same bits for the same state.
+    `components` are what its steps need resident. `peak_bytes` and `step_s` are priors for admission, per step.
+    """
+
+    semantics: str
+    components: tuple[str, ...] = ()
+    peak_bytes: int = 0
+    step_s: float = 0.0
+
+
+class Range(Struct, frozen=True):
+    """The closed interval that a request may choose from, and what it gets if it does not choose."""
+
+    least: float
+    most: float
+    default: float
+
+
+class RecipeSpec(Struct, frozen=True, kw_only=True):
+    """How the weights came to be, and what that binds them to.
+
+    Weights distilled for one sampler are wrong under another: `assumes_loop` maps a loop's name to the semantics id
+    that these weights were made for, and a card whose loop says otherwise does not load.
+    """
+
+    method: str
+    data: str
+    assumes_loop: dict[str, str]
+    assumes_precision: Precision
+    steps: Range
+    guidance: Range
+    shift: float
+    parents: tuple[str, ...] = ()
+
+
+class ParitySpec(Struct, frozen=True, kw_only=True):
+    """Against what, and how closely, outputs are held. `rung` is on the ladder C0..C4; tolerance 0 means bits."""
+
+    reference: str
+    rung: Literal["C0", "C1", "C2", "C3", "C4"]
+    tolerance: float = 0.0
+
+
+class OutputSpec(Struct, frozen=True, kw_only=True):
+    """The size of what comes out: pixels, frames, frames per second."""
+
+    width: int
+    height: int
+    frames: int
+    fps: int
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """One loop of a program. `inputs` maps the loop's input names to outputs of earlier nodes, as `node.output`."""
+
+    name: str
+    loop: str
+    inputs: dict[str, str] = {}
+    outputs: tuple[str, ...] = ()
+
+
+class Program(Struct, frozen=True):
+    """The order in which loops run for one task. `artifacts` are the names a finished job is sure to have."""
+
+    nodes: tuple[Node, ...]
+    artifacts: tuple[str, ...]
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    name: str
+    family: str
+    version: str
+    task: str
+    components: dict[str, ComponentSpec]
+    loops: dict[str, LoopSpec]
+    recipe: RecipeSpec
+    parity: ParitySpec
+    output: OutputSpec
+    program: Program
+    prompt_limit: int
+    """Characters."""
+
+    @property
+    def digest(self) -> str:
+        return blake3.blake3(to_json(self)).hexdigest()
+
+    def validate(self) -> None:
+        """Check the card against itself. Raises InvalidCard with the path of the first field that is wrong."""
+        for field, problem in problems(self):
+            raise InvalidCard(self.name, field, problem)
+
+
+def to_json(card: ModelCard) -> bytes:
+    """Canonical: equal cards give equal bytes."""
+    return msgspec.json.encode(card, order="deterministic")
+
+
+def from_json(data: bytes) -> ModelCard:
+    return msgspec.json.decode(data, type=ModelCard)
+
+
+def problems(card: ModelCard) -> Iterator[tuple[str, str]]:
+    yield from _loop_problems(card)
+    yield from _recipe_problems(card)
+    yield from _program_problems(card)
+
+
+def _loop_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
+    for name, loop in card.loops.items():
+        for component in loop.components:
+            if component not in card.components:
+                yield (
+                    f"loops.{name}.components",
+                    f"{component!r} is not a component; there are {_names(card.components)}",
+                )
+
+
+def _recipe_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
+    recipe = card.recipe
+    for name, semantics in recipe.assumes_loop.items():
+        if name not in card.loops:
+            yield "recipe.assumes_loop", f"{name!r} is not a loop; there are {_names(card.loops)}"
+        elif card.loops[name].semantics != semantics:
+            yield (
+                "recipe.assumes_loop",
+                f"the weights were made for {name} = {semantics}, the card runs {card.loops[name].semantics}",
+            )
+    for name, component in card.components.items():
+        if component.precision != recipe.assumes_precision:
+            yield (
+                f"components.{name}.precision",
+                f"{component.precision} is not the recipe's {recipe.assumes_precision}",
+            )
+    for name, choice in (("steps", recipe.steps), ("guidance", recipe.guidance)):
+        if not choice.least <= choice.default <= choice.most:
+            yield f"recipe.{name}", f"the default {choice.default:g} is outside {choice.least:g} to {choice.most:g}"
+
+
+def _program_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
+    made: set[str] = set()
+    if not card.program.nodes:
+        yield "program.nodes", "is empty"
+    for node in card.program.nodes:
+        field = f"program.nodes.{node.name}"
+        if node.loop not in card.loops:
+            yield f"{field}.loop", f"{node.loop!r} is not a loop; there are {_names(card.loops)}"
+        for source in node.inputs.values():
+            if source not in made:
+                yield f"{field}.inputs", f"{source!r} is not made by an earlier node; there are {_names(made)}"
+        made.update(f"{node.name}.{output}" for output in node.outputs)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

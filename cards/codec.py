@@ -1,0 +1,70 @@
+"""Tensors as bytes: a blob is a safetensors file with one tensor and its strides.
+
+Strides survive because they decide which kernels run: a contiguous copy of a transposed bf16 latent gives other bits.
+"""
+
+import json
+from typing import TYPE_CHECKING
+
+import blake3
+
+from cards.wire import TensorRef
+
+if TYPE_CHECKING:
+    import torch
+
+KEY = "tensor"
+
+
+def encode(tensor: "torch.Tensor") -> tuple[TensorRef, bytes]:
+    """The tensor's content reference and the blob it names. Reads host memory: a device tensor is copied here."""
+    import safetensors.torch
+
+    tensor = tensor.detach().cpu()
+    if not _writable(tensor):
+        tensor = tensor.contiguous()
+    strides = tensor.stride()
+    data = safetensors.torch.save({KEY: tensor.contiguous()}, metadata={"strides": json.dumps(strides)})
+    ref = TensorRef(
+        digest=digest(data),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        strides=tuple(strides),
+        nbytes=tensor.numel() * tensor.element_size(),
+    )
+    return ref, data
+
+
+def decode(data: bytes) -> "torch.Tensor":
+    """The tensor in fresh storage, with the strides it had. Raises ValueError on bytes that are no blob of ours."""
+    import safetensors
+    import safetensors.torch
+    import torch
+
+    try:
+        dense = safetensors.torch.load(data)[KEY]
+        strides = json.loads(_metadata(data)["strides"])
+    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"not a tensor blob: {error}") from error
+    tensor = torch.empty_strided(dense.shape, strides, dtype=dense.dtype)
+    return tensor.copy_(dense)
+
+
+def digest(data: bytes) -> str:
+    return blake3.blake3(data).hexdigest()
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    length = int.from_bytes(data[:8], "little")
+    header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + length])
+    return header["__metadata__"]
+
+
+def _writable(tensor: "torch.Tensor") -> bool:
+    """Whether every element has a place of its own: an expanded tensor cannot be rebuilt with its strides."""
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < extent:
+            return False
+        extent = max(extent, stride * size) if size > 1 else extent
+    return True

@@ -1,0 +1,34 @@
+"""
+CardError
+ - InvalidCard       a card that contradicts itself; found before any device is touched
+ - InvalidRequest    a request that the card's recipe cannot serve; names the field and the remedy
+ - UnknownModel      no card of that name
+"""
+
+from collections.abc import Iterable
+
+
+class CardError(Exception):
+    """Root of what cards raise."""
+
+
+class InvalidCard(CardError):
+    """`field` is a path into the card, such as `recipe.assumes_loop`."""
+
+    def __init__(self, card: str, field: str, problem: str) -> None:
+        super().__init__(f"card {card!r}: {field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class InvalidRequest(CardError):
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class UnknownModel(CardError):
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"no model named {name!r}; this engine has: {', '.join(sorted(known))}")
+        self.name = name

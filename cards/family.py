@@ -1,0 +1,61 @@
+"""What a model family's code offers beside its card: loops for the engine, weights and step bodies for a worker."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from cards.card import ModelCard
+from cards.loop import Loop
+from cards.request import ResolvedRequest
+from cards.wire import ArtifactRef, Scalar, WorkPlan
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Notice(Struct, frozen=True):
+    """Something about a request that its caller should know, and that does not stop it."""
+
+    code: str
+    field: str
+    message: str
+
+
+class Artifact(Struct, frozen=True):
+    name: str
+    media_type: str
+    data: bytes
+
+    def ref(self, digest: str) -> ArtifactRef:
+        return ArtifactRef(self.name, digest, self.media_type, len(self.data))
+
+
+class Made(Struct, frozen=True):
+    """What a step body returns. A tensor that is the same object as one it read costs nothing to keep."""
+
+    tensors: "dict[str, torch.Tensor]" = {}
+    scalars: dict[str, Scalar] = {}
+    artifacts: tuple[Artifact, ...] = ()
+
+
+Components: TypeAlias = Mapping[str, Any]
+"""Resident modules by component name."""
+
+StepBody: TypeAlias = "Callable[[Components, WorkPlan, Mapping[str, torch.Tensor]], Made]"
+"""A pure function of resident components, a plan and the tensors the plan reads."""
+
+
+class Family(Protocol):
+    """`loops` are keyed by semantics id. `load` and `bodies` may import torch; nothing else here does."""
+
+    card: ModelCard
+    loops: Mapping[str, Loop]
+
+    def weights_digest(self) -> str:
+        """The content digest of the weights on this machine."""
+        ...
+
+    def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]: ...
+    def load(self, device: str) -> Components: ...
+    def bodies(self) -> Mapping[str, StepBody]: ...

@@ -1,0 +1,103 @@
+"""What a caller may ask of a card, and its limits."""
+
+import math
+import random
+
+from msgspec import Struct, structs
+
+from cards.card import ModelCard, Range
+from cards.errors import InvalidRequest
+
+MAX_SEED = 2**63 - 1
+PRIORITIES = (-100, 100)
+
+
+class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One generation as it is asked for. What is None is the card's to decide."""
+
+    model: str
+    prompt: str
+    negative_prompt: str = ""
+    seed: int | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    preview_every: int = 0
+    priority: int = 0
+    metadata: dict[str, str] = {}
+
+
+class ResolvedRequest(Struct, frozen=True, kw_only=True):
+    """The same with nothing left open: what a job's first event says, and all that its outputs depend on."""
+
+    model: str
+    prompt: str
+    negative_prompt: str
+    seed: int
+    steps: int
+    guidance: float
+    preview_every: int
+    priority: int
+    metadata: dict[str, str]
+
+
+def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) -> ResolvedRequest:
+    """Check a request against a card and fill in what it left out; a seed is drawn once, here.
+
+    Raises InvalidRequest, which names the field and the remedy.
+    """
+    _check_text(request, card)
+    _check_numbers(request)
+    recipe = card.recipe
+    return ResolvedRequest(
+        model=card.name,
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        seed=chance.randrange(2**32) if request.seed is None else request.seed,
+        steps=int(_choose("steps", request.steps, recipe.steps, recipe.method)),
+        guidance=_choose("guidance", request.guidance, recipe.guidance, recipe.method),
+        preview_every=request.preview_every,
+        priority=request.priority,
+        metadata=request.metadata,
+    )
+
+
+def as_asked(request: ResolvedRequest) -> GenerationRequest:
+    """The request that asks for exactly this again."""
+    return GenerationRequest(**structs.asdict(request))
+
+
+def _check_text(request: GenerationRequest, card: ModelCard) -> None:
+    if not request.prompt.strip():
+        raise InvalidRequest("prompt", "is empty; say what the clip should show")
+    for field in ("prompt", "negative_prompt"):
+        length = len(getattr(request, field))
+        if length > card.prompt_limit:
+            raise InvalidRequest(field, f"has {length} characters; {card.name} takes up to {card.prompt_limit}")
+        if "\0" in getattr(request, field):
+            raise InvalidRequest(field, "has a NUL character; remove it")
+    for key, value in request.metadata.items():
+        if len(key) > 64 or len(value) > 512 or "\0" in key + value:
+            raise InvalidRequest("metadata", "takes keys up to 64 and values up to 512 characters, without NUL")
+    if len(request.metadata) > 16:
+        raise InvalidRequest("metadata", f"has {len(request.metadata)} entries; up to 16 are kept")
+
+
+def _check_numbers(request: GenerationRequest) -> None:
+    if request.seed is not None and not 0 <= request.seed <= MAX_SEED:
+        raise InvalidRequest("seed", f"must be from 0 to {MAX_SEED}; leave it out to have one drawn")
+    if request.preview_every < 0:
+        raise InvalidRequest("preview_every", "must be 0 (no previews) or a number of steps")
+    least, most = PRIORITIES
+    if not least <= request.priority <= most:
+        raise InvalidRequest("priority", f"must be from {least} to {most}")
+
+
+def _choose(field: str, asked: float | None, allowed: Range, method: str) -> float:
+    if asked is None:
+        return allowed.default
+    if not math.isfinite(asked) or not allowed.least <= asked <= allowed.most:
+        raise InvalidRequest(
+            field,
+            f"{asked:g} is outside what this card's recipe ({method}) allows: {allowed.least:g} to {allowed.most:g}",
+        )
+    return asked

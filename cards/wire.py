@@ -1,0 +1,176 @@
+"""What engine and workers say to each other, and the words both use for tensors and work.
+
+Rule 1: data only. Tensors appear as `TensorRef`, bytes travel beside a message as frames of their own.
+Rule 2: tags are spelled out; a new field has a default.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+Scalar: TypeAlias = bool | int | float | str
+
+INLINE_LIMIT = 64 * 1024
+"""Bytes. A blob up to this size travels in messages and lives in SQL rows; a larger one is a file."""
+
+
+class TensorRef(Struct, frozen=True):
+    """A tensor by content. `digest` names the blob that holds its bytes, dtype, shape and strides.
+
+    Strides (in elements) are part of the identity: another memory layout picks other kernels and so other bits.
+    """
+
+    digest: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nbytes: int
+
+
+class ArtifactRef(Struct, frozen=True):
+    """A named output that people fetch: a clip, a contact sheet, a preview."""
+
+    name: str
+    digest: str
+    media_type: str
+    nbytes: int
+
+
+class Resources(Struct, frozen=True):
+    """What a step asks to have reserved before it may run."""
+
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    gpu_s: float = 0.0
+
+
+class WorkPlan(Struct, frozen=True, kw_only=True):
+    """One step, described and not run: what it reads, what it makes, what it needs.
+
+    `instance` is the card whose resident model runs it, `kind` picks the step body.
+    """
+
+    instance: str
+    loop: str
+    kind: str
+    step: int
+    shape: tuple[int, ...] = ()
+    reads: dict[str, TensorRef] = {}
+    scalars: dict[str, Scalar] = {}
+    resources: Resources = Resources()
+    emits: tuple[str, ...] = ()
+
+
+class StepError(Struct, frozen=True):
+    """A step that raised. `kind` is the failure class: error, nan, oom."""
+
+    kind: str
+    message: str
+
+
+class UnitId(Struct, frozen=True):
+    """Which answer belongs to which question. A result under another epoch, version or attempt decides nothing."""
+
+    job: str
+    epoch: int
+    version: int
+    attempt: int
+
+
+class WorkUnit(Struct, frozen=True, tag="work_unit"):
+    """Run this step. The bytes of the blobs named in `inline` follow as frames, in order.
+
+    `keep` names all that the job's state still refers to: other tensors of this job may be forgotten.
+    """
+
+    id: UnitId
+    plan: WorkPlan
+    inline: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+
+
+class Release(Struct, frozen=True, tag="release"):
+    """Forget a job up to this epoch: drop its queued units and its resident tensors, then answer `Released`."""
+
+    job: str
+    epoch: int
+
+
+class Introduce(Struct, frozen=True, tag="introduce"):
+    """The engine does not know you (it restarted, or gave you up): drop all you hold and say `Hello` again."""
+
+    engine: str
+
+
+class Shutdown(Struct, frozen=True, tag="shutdown"):
+    """Finish the step that runs, answer it, and exit."""
+
+
+EngineMessage: TypeAlias = WorkUnit | Release | Introduce | Shutdown
+
+
+class ModelIdentity(Struct, frozen=True):
+    """A card and the weights a worker has resident for it, both by content."""
+
+    name: str
+    card: str
+    weights: str
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """A worker that can take work. `credits` bounds the units with it at once, `memory_bytes` their peaks together."""
+
+    worker: str
+    pool: str
+    pid: int
+    host: str
+    ranks: int
+    credits: int
+    memory_bytes: int
+    models: tuple[ModelIdentity, ...]
+    fingerprint: str
+
+
+class Heartbeat(Struct, frozen=True, tag="heartbeat"):
+    """Sent by the link's thread, also while a step runs."""
+
+    worker: str
+    running: UnitId | None
+    queued: int
+    resident_tensors: int
+    resident_bytes: int
+
+
+class StepResult(Struct, frozen=True, tag="step_result"):
+    """What a step made. The bytes of the blobs named in `inline` follow as frames; larger ones are already stored."""
+
+    id: UnitId
+    tensors: dict[str, TensorRef] = {}
+    artifacts: tuple[ArtifactRef, ...] = ()
+    scalars: dict[str, Scalar] = {}
+    seconds: float = 0.0
+    error: StepError | None = None
+    inline: tuple[str, ...] = ()
+
+
+class Released(Struct, frozen=True, tag="released"):
+    """Nothing of this job is left here; `dropped` units of it were queued and did not run."""
+
+    job: str
+    epoch: int
+    dropped: int
+
+
+class Goodbye(Struct, frozen=True, tag="goodbye"):
+    """A worker that leaves, with the reason in words. A `clean` one has finished what it was running."""
+
+    reason: str
+    clean: bool = False
+
+
+WorkerMessage: TypeAlias = Hello | Heartbeat | StepResult | Released | Goodbye
+
+encode = msgspec.msgpack.Encoder().encode
+decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
+decode_worker_message = msgspec.msgpack.Decoder(WorkerMessage).decode

@@ -1,0 +1,153 @@
+"""A job's actor: the one place where its log grows.
+
+A turn is: decide, fold, queue the append. The append is durable later, in the order of turns, and only then is anyone
+told; `job` is what has been decided, `durable` what may be seen. An actor whose append failed is dropped and loaded
+from its log again: recovery is the only way to start.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from cards.loop import LoopState
+from cards.wire import UnitId, WorkPlan
+from engine import events as facts
+from engine.events import JobEvent, JobSubmitted
+from engine.job import Job, fold
+from engine.views import row
+from store.journal import Append, Appended, Blob, IdempotencyKey, Journal, Loaded
+
+
+class Saved(Struct, frozen=True):
+    """A checkpoint's body: all that is needed to go on without reading what came before."""
+
+    job: Job
+    state: LoopState | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Saved).decode
+
+
+class Pending(Struct, frozen=True):
+    """An append on its way to disk. `told` is done once it is durable and subscribers have been woken."""
+
+    actor: "JobActor"
+    after: Job
+    durable: Awaitable[Appended]
+    told: "asyncio.Future[Job]"
+
+
+class JobActor:
+    def __init__(self, journal: Journal, loaded: Loaded, saved: Saved) -> None:
+        self._journal = journal
+        self.job = self.durable = saved.job
+        self.state = saved.state
+        self.version = loaded.version
+        self.epoch = loaded.epoch
+        self.unit: UnitId | None = None
+        """The unit that is with a worker."""
+        self.plan: WorkPlan | None = None
+        """The step to be sent next, while none is out."""
+        self.home: str | None = None
+        """The worker that holds the job's tensors, and what it holds of them."""
+        self.held: frozenset[str] = frozenset()
+        self.inline: dict[str, bytes] = {}
+        """The bytes of the state's small blobs, for a worker that lacks them."""
+        self.undurable = 0
+
+    def write(
+        self, events: Sequence[JobEvent], *, at: float, claim: bool = False, inline: dict[str, bytes] | None = None
+    ) -> Pending:
+        """Fold the events and queue them as one append, with a checkpoint of where the job then is.
+
+        `self.state` must already be the state after them.
+        """
+        before = self.job
+        for event in events:
+            self.job = fold(self.job, event)
+        if self.job.terminal:
+            self.state = self.plan = None
+        append = Append(
+            stream=stream(self.job.id),
+            expected=self.version,
+            epoch=self.epoch,
+            at=at,
+            events=tuple(facts.encode(event) for event in events),
+            claim=claim,
+            checkpoint=_encode(Saved(self.job, self.state)),
+            blobs=tuple(Blob(digest, data) for digest, data in (inline or {}).items()),
+            row=row(self.job, at) if self.job.state != before.state else None,
+        )
+        self.version += len(events)
+        self.epoch += claim
+        self.undurable += 1
+        told: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        told.add_done_callback(_seen)  # not everyone who writes waits to be told
+        return Pending(self, self.job, self._journal.append(append), told)
+
+    def needs(self) -> tuple[str, ...]:
+        """The digests of all tensors that the job's next steps may read."""
+        return needs(self.job, self.state)
+
+    def keep_inline(self, arrived: dict[str, bytes]) -> None:
+        """Hold on to the small blobs that the job still needs."""
+        have = self.inline | arrived
+        self.inline = {digest: have[digest] for digest in self.needs() if digest in have}
+
+
+def needs(job: Job, state: LoopState | None) -> tuple[str, ...]:
+    if state is None:
+        return ()
+    refs = [*state.tensors.values(), *state.inputs.values(), *job.outputs.values()]
+    return tuple(dict.fromkeys(ref.digest for ref in refs))
+
+
+def _seen(told: "asyncio.Future[Job]") -> None:
+    if not told.cancelled():
+        told.exception()
+
+
+def stream(job: str) -> str:
+    return f"job/{job}"
+
+
+def submission(job: JobSubmitted, notices: Sequence[JobEvent], at: float, key: IdempotencyKey | None) -> Append:
+    """The append that makes a job. It has no actor yet: like any other, it is found and claimed."""
+    events: list[JobEvent] = [job, *notices]
+    folded = replay(events)
+    return Append(
+        stream=stream(job.job),
+        expected=0,
+        epoch=0,
+        at=at,
+        events=tuple(facts.encode(event) for event in events),
+        row=row(folded, at),
+        key=key,
+    )
+
+
+def replay(history: Sequence[JobEvent]) -> Job:
+    """Fold a whole log. Raises IllegalMove."""
+    job: Job | None = None
+    for event in history:
+        job = fold(job, event)
+    assert job is not None, "a stream starts with JobSubmitted"
+    return job
+
+
+def restore(loaded: Loaded) -> Saved:
+    """The job and the state at the head of its stream: the last checkpoint and the few events after it.
+
+    Raises UnknownEvent, IllegalMove.
+    """
+    later = [facts.decode(event) for event in loaded.events]
+    if loaded.checkpoint is None:
+        return Saved(replay(later), None)
+    saved = _decode(loaded.checkpoint.body)
+    job = saved.job
+    for event in later:
+        job = fold(job, event)
+    return Saved(job, saved.state)

@@ -1,0 +1,259 @@
+"""What the outside may ask of an engine. Everything it answers is durable."""
+
+import hashlib
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import Struct
+
+from cards import registry
+from cards.card import ModelCard
+from cards.request import GenerationRequest, resolve
+from cards.wire import INLINE_LIMIT, ArtifactRef, TensorRef
+from engine import events as facts
+from engine.actor import restore, stream, submission
+from engine.clock import Clock
+from engine.engine import Engine, Outcome
+from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused, StoreTrouble
+from engine.events import JobEvent, JobSubmitted, NoticeGiven, StepCompleted
+from engine.job import Job
+from store.errors import KeyTaken, MissingBlob, StoreError
+from store.journal import Event, IdempotencyKey, JobRow, Journal
+
+
+class Blobs(Protocol):
+    def get(self, digest: str) -> bytes: ...
+
+
+class Told(Struct, frozen=True):
+    """An event as people see it. `position` is its place in the log: what an SSE reader continues after."""
+
+    position: int
+    version: int
+    at: float
+    type: str
+    event: JobEvent
+
+
+class StepTensors(Struct, frozen=True):
+    """What one completed step left, by content."""
+
+    loop: str
+    step: int
+    tensors: dict[str, TensorRef]
+
+
+class Readiness(Struct, frozen=True):
+    ready: bool
+    reasons: tuple[str, ...]
+
+
+class EngineStatistics(Struct, frozen=True):
+    """A snapshot, in the field's words."""
+
+    workers: int
+    active_jobs: int
+    ready_steps: int
+    outstanding_units: int
+    free_credits: int
+    reserved_bytes: int
+    resident_tensors: int
+    resident_bytes: int
+    steps_completed: int
+    draining: bool
+
+
+class Client:
+    """`ids` names new jobs, `chance` draws the seeds that callers leave out."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        journal: Journal,
+        blobs: Blobs,
+        clock: Clock,
+        *,
+        ids: Callable[[], str],
+        chance: random.Random,
+        stall_s: float = 120.0,
+    ) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._blobs = blobs
+        self._clock = clock
+        self._ids = ids
+        self._chance = chance
+        self._stall_s = stall_s
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: GenerationRequest, key: str | None = None) -> Job:
+        """Accept a job: once this returns it survives anything. The same key and request give the same job.
+
+        Raises UnknownModel, InvalidRequest, KeyReused, Draining, StoreTrouble.
+        """
+        if self._engine.draining:
+            raise Draining
+        family = registry.find(self._engine.registry, request.model)
+        resolved = resolve(request, family.card, self._chance)
+        now = self._clock.now()
+        submitted = JobSubmitted(job=self._ids(), request=resolved, model=registry.identity(family), submitted_at=now)
+        notices = [NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(resolved)]
+        claim = IdempotencyKey(key, _fingerprint(request)) if key is not None else None
+        try:
+            await self._journal.append(submission(submitted, notices, now, claim))
+        except KeyTaken as taken:
+            return await self._same_job(taken, request)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+        self._engine.look_for_work()
+        return await self.job(submitted.job)
+
+    async def cancel(self, job_id: str, reason: str = "") -> Outcome:
+        """Raises JobNotFound, StoreTrouble."""
+        return await self._engine.cancel(job_id, reason)
+
+    async def job(self, job_id: str) -> Job:
+        """Raises JobNotFound, StoreTrouble."""
+        if (actor := self._engine.ledger.actors.get(job_id)) is not None:
+            return actor.durable
+        try:
+            loaded = await self._journal.load(stream(job_id))
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+        if loaded is None:
+            raise JobNotFound(job_id)
+        return restore(loaded).job
+
+    async def jobs(
+        self, *, status: str | None = None, model: str | None = None, after: str | None = None, limit: int = 100
+    ) -> list[JobRow]:
+        """Newest first. Raises StoreTrouble."""
+        try:
+            return await self._journal.jobs(status=status, model=model, after=after, limit=limit)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+
+    # -- what happened to them ----------------------------------------------------------------------------------
+
+    async def events(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[Told]:
+        """Raises JobNotFound, StoreTrouble."""
+        try:
+            events = await self._journal.read(stream(job_id), after=after, limit=limit)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+        if not events:
+            await self.job(job_id)
+        return [_told(event) for event in events]
+
+    async def watch(self, job_id: str, *, after: int = 0, heartbeat_s: float = 10.0) -> AsyncIterator[list[Told]]:
+        """Every event after a position, as it becomes durable, until the job's last; an empty list is a heartbeat.
+
+        Raises JobNotFound, StoreTrouble.
+        """
+        with self._engine.hub.listen(job_id) as news:
+            while True:
+                news.clear()
+                told = await self.events(job_id, after=after)
+                if told:
+                    after = told[-1].position
+                    yield told
+                elif (await self.job(job_id)).terminal:
+                    return
+                else:
+                    with anyio.move_on_after(heartbeat_s) as scope:
+                        await news.wait()
+                    if scope.cancelled_caught:
+                        yield []
+
+    async def checkpoints(self, job_id: str) -> list[StepTensors]:
+        """Every step's tensors by digest, whole history. Raises JobNotFound, StoreTrouble."""
+        steps: list[StepTensors] = []
+        after = 0
+        while told := await self.events(job_id, after=after):
+            after = told[-1].position
+            steps += [
+                StepTensors(t.event.node, t.event.step, t.event.tensors)
+                for t in told
+                if isinstance(t.event, StepCompleted)
+            ]
+        return steps
+
+    async def artifact(self, job_id: str, name: str) -> tuple[ArtifactRef, bytes]:
+        """Raises JobNotFound, ArtifactNotFound, StoreTrouble (also for bytes that are damaged)."""
+        job = await self.job(job_id)
+        if name not in job.artifacts:
+            raise ArtifactNotFound(job_id, name, tuple(sorted(job.artifacts)))
+        ref = job.artifacts[name]
+        try:
+            return ref, await self._bytes(ref)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+
+    async def _bytes(self, ref: ArtifactRef) -> bytes:
+        if ref.nbytes > INLINE_LIMIT:
+            return await anyio.to_thread.run_sync(self._blobs.get, ref.digest)
+        inline = await self._journal.blobs([ref.digest])
+        if ref.digest not in inline:
+            raise MissingBlob(ref.digest)
+        return inline[ref.digest]
+
+    # -- the engine itself --------------------------------------------------------------------------------------
+
+    def models(self) -> list[ModelCard]:
+        return [family.card for family in self._engine.registry.values()]
+
+    def servable(self, model: str) -> bool:
+        """Whether a worker that runs this model is there now."""
+        return bool(self._engine.fleet.serving(registry.identity(self._engine.registry[model])))
+
+    def readiness(self) -> Readiness:
+        engine = self._engine
+        reasons = []
+        if engine.draining:
+            reasons.append("stopping")
+        if not engine.fleet.seats:
+            reasons.append("no worker has joined")
+        elif not any(self.servable(card.name) for card in self.models()):
+            reasons.append("no worker has the card and weights of any model here")
+        if engine.ledger.trouble:
+            reasons.append(f"the store takes no writes: {engine.ledger.trouble}")
+        idle_s = self._clock.monotonic() - engine.moved_at
+        if engine.ledger.actors and idle_s > self._stall_s:
+            reasons.append(f"work is queued and nothing has moved for {idle_s:.0f} s")
+        return Readiness(not reasons, tuple(reasons))
+
+    def statistics(self) -> EngineStatistics:
+        engine = self._engine
+        seats = list(engine.fleet.seats.values())
+        beats = [seat.beat for seat in seats if seat.beat is not None]
+        return EngineStatistics(
+            workers=len(seats),
+            active_jobs=len(engine.ledger.actors),
+            ready_steps=engine.dispatcher.waiting(),
+            outstanding_units=sum(len(seat.outstanding) for seat in seats),
+            free_credits=sum(seat.free_credits for seat in seats),
+            reserved_bytes=sum(seat.reserved_bytes for seat in seats),
+            resident_tensors=sum(beat.resident_tensors for beat in beats),
+            resident_bytes=sum(beat.resident_bytes for beat in beats),
+            steps_completed=engine.steps,
+            draining=engine.draining,
+        )
+
+    async def _same_job(self, taken: KeyTaken, request: GenerationRequest) -> Job:
+        job_id = taken.stream.removeprefix("job/")
+        if taken.fingerprint != _fingerprint(request):
+            raise KeyReused(taken.key, job_id) from taken
+        return await self.job(job_id)
+
+
+def _told(event: Event) -> Told:
+    return Told(event.position, event.version, event.at, event.type, facts.decode(event))
+
+
+def _fingerprint(request: GenerationRequest) -> str:
+    return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()

@@ -1,0 +1,89 @@
+"""All actors, and the one queue in which their appends become durable.
+
+What is written is decided at once and told in order, when it is on disk and not before.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from engine.actor import JobActor, Pending
+from engine.clock import Clock
+from engine.errors import StoreTrouble
+from engine.events import JobEvent
+from engine.hub import Hub
+from engine.job import Job
+from store.errors import StoreError, StreamConflict
+from store.journal import Journal
+
+log = logging.getLogger("keyframe.ledger")
+
+Followup = Callable[[JobActor], Awaitable[None]]
+
+
+class Ledger:
+    """`on_told` is called after each append that became durable, `on_dropped` after one that did not."""
+
+    def __init__(self, journal: Journal, clock: Clock, hub: Hub, on_told: Followup, on_dropped: Followup) -> None:
+        self.actors: dict[str, JobActor] = {}
+        self.trouble: str | None = None
+        """Why the store took no writes the last time it was asked, or None."""
+        self._journal = journal
+        self._clock = clock
+        self._hub = hub
+        self._on_told = on_told
+        self._on_dropped = on_dropped
+        self._pending: asyncio.Queue[Pending] = asyncio.Queue()
+
+    def write(
+        self,
+        actor: JobActor,
+        events: Sequence[JobEvent],
+        *,
+        claim: bool = False,
+        inline: dict[str, bytes] | None = None,
+    ) -> "asyncio.Future[Job]":
+        """One turn. What comes back is done when people have been told, or raises StoreTrouble."""
+        pending = actor.write(events, at=self._clock.now(), claim=claim, inline=inline)
+        self._pending.put_nowait(pending)
+        return pending.told
+
+    async def tell(self) -> None:
+        """Forever: wait for the oldest append, then let it be seen."""
+        while True:
+            pending = await self._pending.get()
+            try:
+                await pending.durable
+            except StoreError as error:
+                await self._drop(pending, error)
+            else:
+                await self._told(pending)
+            self._pending.task_done()
+
+    async def settled(self) -> None:
+        """Return once nothing is on its way to disk."""
+        await self._pending.join()
+
+    async def _told(self, pending: Pending) -> None:
+        actor = pending.actor
+        self.trouble = None
+        actor.durable = pending.after
+        actor.undurable -= 1
+        pending.told.set_result(pending.after)
+        self._hub.wake(actor.job.id)
+        if pending.after.terminal and self.actors.get(actor.job.id) is actor:
+            del self.actors[actor.job.id]
+        await self._on_told(actor)
+
+    async def _drop(self, pending: Pending, error: StoreError) -> None:
+        """The actor believed what did not become true: forget it. The log knows better and is loaded again."""
+        actor = pending.actor
+        if not isinstance(error, StreamConflict):
+            self.trouble = str(error)
+        actor.undurable -= 1
+        pending.told.set_exception(StoreTrouble(str(error)))
+        if self.actors.get(actor.job.id) is actor:
+            log.warning("dropped an actor whose append failed: %s", error, extra={"job": actor.job.id})
+            del self.actors[actor.job.id]
+            self._hub.wake(actor.job.id)
+            await self._on_dropped(actor)

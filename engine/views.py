@@ -1,0 +1,30 @@
+"""What people see of a job: the public status, and the row of the job list. Both are derived from the fold."""
+
+from engine.job import Job, State
+from store.journal import JobRow
+
+STATUS = {
+    State.QUEUED: "queued",
+    State.RUNNING: "running",
+    State.CANCELLING: "running",
+    State.COMPLETED: "completed",
+    State.FAILED: "failed",
+    State.CANCELLED: "cancelled",
+}
+
+
+def status(job: Job) -> str:
+    return STATUS[job.state]
+
+
+def row(job: Job, at: float) -> JobRow:
+    """`at` is the time of the job's last event."""
+    return JobRow(
+        id=job.id,
+        status=status(job),
+        model=job.request.model,
+        priority=job.request.priority,
+        submitted_at=job.submitted_at,
+        updated_at=at,
+        open=not job.terminal,
+    )

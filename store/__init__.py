@@ -1,0 +1,1 @@
+"""What is on disk. Knows order and conflict, not meaning."""

@@ -1,0 +1,59 @@
+"""
+StoreError
+ - StreamConflict     another writer was there first, or holds a newer epoch
+ - KeyTaken           an idempotency key is in use already
+ - CorruptBlob        bytes on disk do not hash to their name
+ - MissingBlob        no bytes under that name
+ - StoreUnavailable   the disk or the database does not take writes now
+ - StoreLocked        another engine holds this store
+ - SchemaMismatch     the store's schema is older or newer than this code
+ - BadStoreUrl        a URL that names no store
+"""
+
+
+class StoreError(Exception):
+    """Root of what the store raises."""
+
+
+class StreamConflict(StoreError):
+    def __init__(self, stream: str, expected: int, epoch: int) -> None:
+        super().__init__(f"{stream} is not at version {expected} under epoch {epoch}")
+        self.stream = stream
+        self.expected = expected
+        self.epoch = epoch
+
+
+class KeyTaken(StoreError):
+    def __init__(self, key: str, stream: str, fingerprint: str) -> None:
+        super().__init__(f"idempotency key {key!r} belongs to {stream}")
+        self.key = key
+        self.stream = stream
+        self.fingerprint = fingerprint
+
+
+class CorruptBlob(StoreError):
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"blob {digest} is corrupt: its bytes do not hash to its name")
+        self.digest = digest
+
+
+class MissingBlob(StoreError):
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"blob {digest} is missing")
+        self.digest = digest
+
+
+class StoreUnavailable(StoreError):
+    """The disk or the database refused; the message is its own."""
+
+
+class StoreLocked(StoreError):
+    """Another engine holds this store; the message says which."""
+
+
+class SchemaMismatch(StoreError):
+    """The message names both revisions and the remedy."""
+
+
+class BadStoreUrl(StoreError):
+    """The message names the URL and the forms that are taken."""

@@ -1,0 +1,271 @@
+"""A world without processes: the real engine over a journal in memory and workers that are tasks.
+
+The workers run the real executor on the real wire types; only the sockets and the processes are not there.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+from msgspec import Struct
+
+from cards import registry
+from cards.family import Family
+from cards.request import GenerationRequest
+from cards.wire import (
+    EngineMessage,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Release,
+    Released,
+    Shutdown,
+    WorkerMessage,
+    WorkUnit,
+)
+from engine.client import Client, StepTensors
+from engine.clock import Clock, WallClock
+from engine.engine import Engine, EngineSettings
+from engine.job import Job
+from engine.link import Arrived
+from store.blobs import MemoryBlobs
+from store.journal import Append, Appended, Journal
+from store.memory import MemoryJournal
+from tests import toy
+from workers.execute import Executor, load_models
+from workers.resident import BlobStore
+
+
+class Crash(BaseException):
+    """The power goes out: no handler of errors may survive it."""
+
+
+class CrashingJournal:
+    """Passes everything on; its `nth` append never returns, and is on disk only if `durable`."""
+
+    def __init__(self, inner: Journal, nth: int, *, durable: bool) -> None:
+        self._inner = inner
+        self._left = nth
+        self._durable = durable
+
+    def append(self, append: Append) -> Awaitable[Appended]:
+        self._left -= 1
+        if self._left == 0:
+            if self._durable:
+                self._inner.append(append)
+            raise Crash
+        return self._inner.append(append)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class SimClock:
+    """Time that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 1_000.0
+        self._moved = asyncio.Event()
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        until = self.time + seconds
+        while self.time < until:
+            await self._moved.wait()
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+class SimWorker:
+    """A worker as a task. `frozen` it neither works nor beats, as under SIGSTOP; `ran` lists the units it executed."""
+
+    def __init__(self, name: str, families: Sequence[Family], blobs: BlobStore, *, credits: int = 2) -> None:
+        self.name = name
+        self.frozen = False
+        self.dead = False
+        self.ran: list[WorkUnit] = []
+        self.gate: anyio.Event | None = None
+        """While it is set to an event, a unit waits for it before it answers."""
+        self.executor = Executor(load_models({f.card.name: f for f in families}, "cpu"), blobs)
+        self._identities = tuple(registry.identity(family) for family in families)
+        self._credits = credits
+        self._inbox: asyncio.Queue[tuple[EngineMessage, tuple[bytes, ...]]] = asyncio.Queue()
+
+    def hello(self) -> Hello:
+        return Hello(
+            worker=self.name,
+            pool="default",
+            pid=0,
+            host="sim",
+            ranks=1,
+            credits=self._credits,
+            memory_bytes=1 << 30,
+            models=self._identities,
+            fingerprint="sim",
+        )
+
+    def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
+        self._inbox.put_nowait((message, tuple(frames)))
+
+    async def run(self, tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]) -> None:
+        tell(self.name, self.hello(), ())
+        while not self.dead:
+            message, frames = await self._inbox.get()
+            while self.frozen:
+                await anyio.sleep(0.001)
+            await self._obey(message, frames, tell)
+
+    async def _obey(
+        self,
+        message: EngineMessage,
+        frames: tuple[bytes, ...],
+        tell: Callable[[str, WorkerMessage, Sequence[bytes]], None],
+    ) -> None:
+        match message:
+            case WorkUnit():
+                await self._step(message, frames, tell)
+            case Release(job=job, epoch=epoch):
+                self.executor.resident.release(job)
+                tell(self.name, Released(job, epoch, 0), ())
+            case Introduce():
+                self.executor.resident.clear()
+                tell(self.name, self.hello(), ())
+            case Shutdown():
+                self.dead = True
+
+    async def _step(
+        self, unit: WorkUnit, frames: tuple[bytes, ...], tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]
+    ) -> None:
+        self.ran.append(unit)
+        try:
+            answer = self.executor.run(unit, list(frames))
+        except toy.Died:
+            self.dead = True
+            return
+        if self.gate is not None:
+            await self.gate.wait()
+        await anyio.lowlevel.checkpoint()
+        while self.frozen:
+            await anyio.sleep(0.001)
+        tell(self.name, answer.result, answer.frames)
+        held = self.executor.resident.held()
+        tell(self.name, Heartbeat(self.name, None, 0, held.tensors, held.nbytes), ())
+
+
+class SimLink:
+    """The wire between an engine and the workers of a world."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, SimWorker] = {}
+        self.inbox: asyncio.Queue[Arrived] = asyncio.Queue()
+
+    async def send(self, worker: str, message: EngineMessage, frames: Sequence[bytes] = ()) -> bool:
+        there = self.workers.get(worker)
+        if there is None:
+            return False
+        if not there.dead:  # a dead peer is noticed later, as on a real wire
+            there.deliver(message, frames)
+        return True
+
+    async def receive(self) -> Arrived:
+        return await self.inbox.get()
+
+    def tell(self, worker: str, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:
+        self.inbox.put_nowait(Arrived(worker, message, tuple(frames)))
+
+
+class Running(Struct):
+    """An engine that runs, with what a test may want of it."""
+
+    engine: Engine
+    client: Client
+    link: SimLink
+    tasks: anyio.abc.TaskGroup
+    workers: list[SimWorker]
+
+    def add_worker(self, worker: SimWorker) -> None:
+        self.workers.append(worker)
+        self.link.workers[worker.name] = worker
+        self.tasks.start_soon(worker.run, self.link.tell)
+
+    async def ended(self, job_id: str, within_s: float = 30.0) -> Job:
+        """The job, once it has ended."""
+        with anyio.fail_after(within_s):
+            async for _ in self.client.watch(job_id):
+                pass
+        return await self.client.job(job_id)
+
+    async def until(self, happened: Callable[[], bool], within_s: float = 30.0) -> None:
+        with anyio.fail_after(within_s):
+            while not happened():
+                await anyio.sleep(0.001)
+
+
+class World:
+    """What outlives an engine: the journal and the blobs."""
+
+    def __init__(
+        self, journal: Journal | None = None, families: Sequence[Family] = (toy.FAMILY,), clock: Clock | None = None
+    ) -> None:
+        self.journal: Journal = journal or MemoryJournal()
+        self.blobs = MemoryBlobs()
+        self.families = families
+        self.clock: Clock = clock or WallClock()
+        self._ids = itertools.count(1)
+        self._names = itertools.count(1)
+
+    def worker(self, *, credits: int = 2) -> SimWorker:
+        return SimWorker(f"worker-{next(self._names)}", self.families, self.blobs, credits=credits)
+
+    @asynccontextmanager
+    async def engine(
+        self, *, workers: int = 1, journal: Journal | None = None, **settings: Any
+    ) -> AsyncIterator[Running]:
+        """An engine that ends without a word when the block does, as a killed one would."""
+        link = SimLink()
+        journal = journal or self.journal
+        settings = {"reconcile_s": 0.02, "watch_s": 0.02} | settings
+        engine = Engine(
+            journal=journal,
+            link=link,
+            registry={family.card.name: family for family in self.families},
+            clock=self.clock,
+            settings=EngineSettings(name="engine", **settings),
+        )
+        client = Client(
+            engine,
+            journal,
+            self.blobs,
+            self.clock,
+            ids=lambda: f"job-{next(self._ids):04d}",
+            chance=random.Random(7),
+        )
+        async with anyio.create_task_group() as tasks:
+            running = Running(engine=engine, client=client, link=link, tasks=tasks, workers=[])
+            tasks.start_soon(engine.run)
+            for _ in range(workers):
+                running.add_worker(self.worker())
+            yield running
+            tasks.cancel_scope.cancel()
+
+
+def request(prompt: str = "a count", *, steps: int = 4, seed: int = 7, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(model="toy", prompt=prompt, steps=steps, seed=seed, **fields)
+
+
+def digests(steps: Sequence[StepTensors]) -> list[tuple[str, int, dict[str, str]]]:
+    return [(step.loop, step.step, {name: ref.digest for name, ref in step.tensors.items()}) for step in steps]

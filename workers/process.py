@@ -1,0 +1,116 @@
+"""A worker process: rank 0 with its link to the engine, or another rank that follows it."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import zmq
+from msgspec import Struct
+
+from cards import fingerprint, registry
+from workers.execute import Executor, load_models
+from workers.link import Identity, Link
+from workers.ranks import Followers, follow
+from workers.resident import BlobStore
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True):
+    """One pool member. `threads` is what each rank computes with; results do not depend on it."""
+
+    connect: str
+    pool: str = "default"
+    families: tuple[str, ...] = registry.DEFAULT_FAMILIES
+    device: str = "cpu"
+    ranks: int = 1
+    credits: int = 2
+    threads: int = 1
+    memory_bytes: int = 8 << 30
+    heartbeat_s: float = 1.0
+    rank_timeout_s: float = 60.0
+    parent: int | None = None
+    """Process id whose death ends this worker; None for one that stands alone."""
+
+
+def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, int], list[str]]) -> str:
+    """Rank 0's life. `follower(address, rank)` is the command line of another rank. Returns why it ended."""
+    with ExitStack() as stack:
+        watch_parent(settings.parent)
+        others = stack.enter_context(_followers(settings, follower))
+        families, executor = _prepare(settings, blobs, stores=True)
+        others.ready()
+        identity = Identity(
+            worker=f"{settings.pool}-{os.getpid()}-{secrets.token_hex(4)}",
+            pool=settings.pool,
+            ranks=settings.ranks,
+            credits=settings.credits,
+            memory_bytes=settings.memory_bytes,
+            models=tuple(registry.identity(family) for family in families.values()),
+            fingerprint=fingerprint.numerics(settings.device),
+        )
+        link = Link(settings.connect, identity, executor, others, heartbeat_s=settings.heartbeat_s)
+        signal.signal(signal.SIGTERM, lambda *_: link.stop())
+        return link.run()
+
+
+def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore) -> None:
+    """Another rank's life: `settings.connect` is rank 0's address, `settings.parent` its process."""
+    watch_parent(settings.parent)
+    _, executor = _prepare(settings, blobs, stores=False)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.connect(settings.connect)
+        follow(socket, executor)
+
+
+def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
+    """End this process when its parent is gone, whatever its threads are doing: an orphan would hold the device."""
+    if parent is None:
+        return
+
+    def watch() -> None:
+        pause = threading.Event()
+        while os.getppid() == parent:
+            pause.wait(every_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _prepare(settings: WorkerSettings, blobs: BlobStore, *, stores: bool) -> tuple[registry.Registry, Executor]:
+    import torch
+
+    torch.set_num_threads(settings.threads)
+    families = registry.load(settings.families)
+    return families, Executor(load_models(families, settings.device), blobs, stores=stores)
+
+
+@contextmanager
+def _followers(settings: WorkerSettings, follower: Callable[[str, int], list[str]]) -> Iterator[Followers]:
+    """Start the other ranks and the sockets to them; all of them are gone afterwards."""
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-")))
+        sockets: list[zmq.Socket[bytes]] = []
+        for rank in range(1, settings.ranks):
+            socket = stack.enter_context(context.socket(zmq.PAIR))
+            socket.setsockopt(zmq.LINGER, 0)
+            address = f"ipc://{folder}/{rank}"
+            socket.bind(address)
+            sockets.append(socket)
+            process = subprocess.Popen(follower(address, rank), stdin=subprocess.DEVNULL, stdout=sys.stderr)
+            stack.callback(_end, process)
+        yield Followers(sockets, settings.rank_timeout_s)
+
+
+def _end(process: "subprocess.Popen[bytes]", grace_s: float = 2.0) -> None:
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
