@@ -27,13 +27,11 @@ class LoopSpec(Struct, frozen=True, kw_only=True):
     """One iteration that a card can run.
 
     `semantics` names the maths and its version: two loops with one semantics id give the same bits for the same state.
-    `components` are what its steps need resident. `peak_bytes` and `step_s` are priors for admission, per step.
+    `components` are what its steps need resident.
     """
 
     semantics: str
     components: tuple[str, ...] = ()
-    peak_bytes: int = 0
-    step_s: float = 0.0
 
 
 class Range(Struct, frozen=True):

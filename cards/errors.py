@@ -3,6 +3,7 @@ CardError
  - InvalidCard       a card that contradicts itself; found before any device is touched
  - InvalidRequest    a request that the card's recipe cannot serve; names the field and the remedy
  - UnknownModel      no card of that name
+ - NoFamily          a module that is not there, or that has no family
 """
 
 from collections.abc import Iterable
@@ -32,3 +33,9 @@ class UnknownModel(CardError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"no model named {name!r}; this engine has: {', '.join(sorted(known))}")
         self.name = name
+
+
+class NoFamily(CardError):
+    def __init__(self, module: str, problem: str) -> None:
+        super().__init__(f"families: {module!r} {problem}")
+        self.module = module

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 
-from cards.errors import InvalidCard, UnknownModel
+from cards.errors import InvalidCard, NoFamily, UnknownModel
 from cards.family import Family
 from cards.wire import ModelIdentity
 
@@ -13,10 +13,10 @@ Registry = Mapping[str, Family]
 
 
 def load(modules: Iterable[str] = DEFAULT_FAMILIES) -> Registry:
-    """Import the families and check their cards, before any device is touched. Raises InvalidCard."""
+    """Import the families and check their cards, before any device is touched. Raises NoFamily, InvalidCard."""
     registry: dict[str, Family] = {}
     for module in modules:
-        family: Family = import_module(module).FAMILY
+        family = _import(module)
         _check(family)
         if family.card.name in registry:
             raise InvalidCard(family.card.name, "name", f"is taken twice, the second time by {module}")
@@ -33,6 +33,18 @@ def find(registry: Registry, model: str) -> Family:
 
 def identity(family: Family) -> ModelIdentity:
     return ModelIdentity(family.card.name, family.card.digest, family.weights_digest())
+
+
+def _import(module: str) -> Family:
+    try:
+        family: Family = import_module(module).FAMILY
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise NoFamily(module, "is no module that can be imported here") from error
+    except AttributeError as error:
+        raise NoFamily(module, "has no FAMILY") from error
+    return family
 
 
 def _check(family: Family) -> None:

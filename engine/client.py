@@ -3,30 +3,25 @@
 import hashlib
 import random
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
 
 import anyio
-import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
 from cards import registry
 from cards.card import ModelCard
 from cards.request import GenerationRequest, resolve
-from cards.wire import INLINE_LIMIT, ArtifactRef, TensorRef
+from cards.wire import ArtifactRef, TensorRef
 from engine import events as facts
 from engine.actor import restore, stream, submission
 from engine.clock import Clock
+from engine.contents import BlobReader, Contents
 from engine.engine import Engine, Outcome
 from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused, StoreTrouble
 from engine.events import JobEvent, JobSubmitted, NoticeGiven, StepCompleted
 from engine.job import Job
-from store.errors import KeyTaken, MissingBlob, StoreError
+from store.errors import KeyTaken, StoreError
 from store.journal import Event, IdempotencyKey, JobRow, Journal
-
-
-class Blobs(Protocol):
-    def get(self, digest: str) -> bytes: ...
 
 
 class Told(Struct, frozen=True):
@@ -74,7 +69,7 @@ class Client:
         self,
         engine: Engine,
         journal: Journal,
-        blobs: Blobs,
+        blobs: BlobReader,
         clock: Clock,
         *,
         ids: Callable[[], str],
@@ -83,7 +78,7 @@ class Client:
     ) -> None:
         self._engine = engine
         self._journal = journal
-        self._blobs = blobs
+        self._contents = Contents(journal, blobs)
         self._clock = clock
         self._ids = ids
         self._chance = chance
@@ -190,17 +185,9 @@ class Client:
             raise ArtifactNotFound(job_id, name, tuple(sorted(job.artifacts)))
         ref = job.artifacts[name]
         try:
-            return ref, await self._bytes(ref)
+            return ref, await self._contents.get(ref.digest)
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
-
-    async def _bytes(self, ref: ArtifactRef) -> bytes:
-        if ref.nbytes > INLINE_LIMIT:
-            return await anyio.to_thread.run_sync(self._blobs.get, ref.digest)
-        inline = await self._journal.blobs([ref.digest])
-        if ref.digest not in inline:
-            raise MissingBlob(ref.digest)
-        return inline[ref.digest]
 
     # -- the engine itself --------------------------------------------------------------------------------------
 

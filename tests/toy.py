@@ -44,7 +44,7 @@ CARD = ModelCard(
     components={"counter": ComponentSpec(kind="transformer", parameters=0)},
     loops={
         "prepare": LoopSpec(semantics="toy.prepare/1"),
-        "count": LoopSpec(semantics="toy.count/1", components=("counter",), peak_bytes=1 << 20),
+        "count": LoopSpec(semantics="toy.count/1", components=("counter",)),
         "finish": LoopSpec(semantics="toy.finish/1"),
     },
     recipe=RecipeSpec(

@@ -1,0 +1,127 @@
+"""`engine`: serve, generate, worker."""
+
+import argparse
+import functools
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+from msgspec.structs import replace
+
+from cards.errors import CardError
+from ops import logs, worker
+from ops.errors import OpsError
+from ops.settings import Settings, read
+from ops.version import VERSION
+from store.errors import StoreError
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(argv)
+    run_command(functools.partial(arguments.run, arguments))
+
+
+def run_command(command: functools.partial[None]) -> None:
+    """Run it, and say what a person can do about what went wrong in one line."""
+    try:
+        command()
+    except (OpsError, StoreError, CardError) as error:
+        sys.exit(_failed(error, getattr(error, "code", 1)))
+    except BaseExceptionGroup as group:
+        known, other = group.split((OpsError, StoreError, CardError))
+        if other is not None or known is None:
+            raise
+        first = _first(known)
+        sys.exit(_failed(first, getattr(first, "code", 1)))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def settings_flags(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Flags for some of the settings; all others come from the environment or the file."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    for name in names:
+        default = getattr(Settings(), name)
+        shown = "" if default in (None, ()) else f" (default {default})"
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, metavar=name.upper(), help=f"setting{shown}")
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    flags = {name: getattr(arguments, name, None) for name in Settings.__struct_fields__}
+    settings = read(flags, os.environ, arguments.config)
+    logs.configure(settings.log_level, settings.log_format)
+    return settings
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="engine", description="Keyframe: durable video generation.")
+    parser.add_argument("--version", action="version", version=VERSION)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run an engine with its HTTP API and workers")
+    settings_flags(
+        serve, "data", "store", "host", "port", "workers", "ranks", "threads", "listen_workers", "families",
+        "max_active", "log_level", "log_format",
+    )  # fmt: skip
+    serve.set_defaults(run=_serve)
+
+    generate = commands.add_parser("generate", help="make one clip")
+    generate.add_argument("prompt")
+    generate.add_argument("--model", default="shapes")
+    generate.add_argument("--negative-prompt", metavar="TEXT")
+    generate.add_argument("--seed", type=int, metavar="N")
+    generate.add_argument("--steps", type=int, metavar="N")
+    generate.add_argument("--guidance", type=float, metavar="X")
+    generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
+    generate.add_argument("--out", type=Path, default=Path("out/clip.mp4"), metavar="FILE")
+    generate.add_argument("--server", metavar="URL", help="an engine elsewhere")
+    settings_flags(generate, "data", "store", "workers", "ranks", "threads")
+    generate.set_defaults(run=_generate)
+
+    start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
+    start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
+    settings_flags(start, "pool", "ranks", "threads", "data", "families")
+    start.set_defaults(run=_worker)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    from ops.serve import serve
+
+    anyio.run(serve, settings_from(arguments), backend_options={"use_uvloop": True})
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    from ops.generate import generate
+
+    settings = replace(settings_from(arguments), port=0)  # whoever serves on a port of note is not in our way
+    logging.getLogger().setLevel(logging.ERROR)  # the progress bar says what a person wants to know
+    fields = ("model", "prompt", "negative_prompt", "seed", "steps", "guidance", "preview_every")
+    given = ((name, getattr(arguments, name)) for name in fields)
+    request = {name: value for name, value in given if value is not None}
+    make = functools.partial(generate, request, arguments.out, settings, arguments.server)
+    for path in anyio.run(make, backend_options={"use_uvloop": True}):
+        print(path)
+
+
+def _worker(arguments: argparse.Namespace) -> None:
+    settings = settings_from(arguments)
+    why = worker.run(worker.settings_of(settings, arguments.connect, parent=None), settings.blobs)
+    logging.getLogger("keyframe.ops").info("worker ended: %s", why)
+
+
+def _failed(error: BaseException, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""
+OpsError
+ - BadSettings    a flag, variable or file entry that cannot be; names it and the remedy
+ - NoEngine       a command needs a running engine and there is none
+ - JobEnded       a job that was waited for did not complete
+"""
+
+
+class OpsError(Exception):
+    """Root of what a command says in one line before it exits with `code`."""
+
+    code = 1
+
+
+class BadSettings(OpsError):
+    code = 2
+
+
+class NoEngine(OpsError):
+    pass
+
+
+class JobEnded(OpsError):
+    pass

@@ -1,0 +1,103 @@
+"""`engine generate`: one clip, from a prompt to a file, with its progress on the screen.
+
+An engine that already serves the data folder is used; otherwise one runs here for as long as it takes. Killed half-way
+and called again with the same words, it finds its job in the log and goes on.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ops.errors import JobEnded, OpsError
+from ops.remote import JobObject, Remote, connect
+from ops.serve import running
+from ops.settings import Settings
+from ops.whereabouts import running_engine
+
+console = Console(stderr=True)
+
+
+async def generate(request: dict[str, Any], out: Path, settings: Settings, server: str | None) -> list[Path]:
+    """Returns the files written: the clip, then its contact sheet. Raises JobEnded, OpsError."""
+    async with _engine(settings, server) as url, connect(url) as remote:
+        job = await _unfinished(remote, request)
+        if job is None:
+            job = await remote.submit(request)
+        else:
+            console.print(f"going on with {job['id']}")
+        for warning in job["warnings"]:
+            console.print(f"[yellow]{warning['field']}: {warning['message']}")
+        await _show_progress(remote, job, out)
+        return await _save(remote, await remote.job(job["id"]), out)
+
+
+@asynccontextmanager
+async def _engine(settings: Settings, server: str | None) -> AsyncIterator[str]:
+    if server is not None:
+        yield server
+    elif (there := running_engine(settings.data)) is not None:
+        yield there.url
+    else:
+        async with running(settings) as serving:
+            yield serving.url
+            await serving.engine.drain(settings.grace_s)
+
+
+async def _unfinished(remote: Remote, request: dict[str, Any]) -> JobObject | None:
+    """A job that an earlier call with the same request left behind."""
+    for status in ("running", "queued"):
+        for row in await remote.jobs(status=status, limit=1000):
+            job = await remote.job(row["id"])
+            if all(job[field] == value for field, value in request.items()):
+                return job
+    return None
+
+
+async def _show_progress(remote: Remote, job: JobObject, out: Path) -> None:
+    columns = (
+        TextColumn("{task.description:>8}"),
+        BarColumn(40),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[preview]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("queued", total=None, pace="", preview="")
+        async for event in remote.events(job["id"]):
+            fact = event["data"]
+            match event["type"]:
+                case "node_started":
+                    progress.update(bar, description=fact["node"], total=fact["steps"], completed=0, pace="")
+                case "step_completed":
+                    progress.update(bar, completed=fact["step"] + 1, pace=f"{fact['seconds']:.2f} s/step")
+                    if any(artifact["name"] == "preview.png" for artifact in fact["artifacts"]):
+                        path = out.with_suffix(".preview.png")
+                        await _download(remote, job["id"], "preview.png", path)
+                        progress.update(bar, preview=f"preview {path}")
+                case "worker_lost":
+                    progress.console.print(f"[yellow]a worker was lost ({fact['reason']}); going on elsewhere")
+
+
+async def _save(remote: Remote, job: JobObject, out: Path) -> list[Path]:
+    if job["status"] != "completed":
+        error = job["error"] or {"class": job["status"], "message": "the job did not complete"}
+        raise JobEnded(f"{job['id']} {job['status']}: {error['class']}: {error['message']}")
+    sheet = out.with_suffix(".png")
+    await _download(remote, job["id"], "video.mp4", out)
+    await _download(remote, job["id"], "contact_sheet.png", sheet)
+    return [out, sheet]
+
+
+async def _download(remote: Remote, job: str, name: str, path: Path) -> None:
+    data = await remote.artifact(job, name)
+    try:
+        await anyio.Path(path.parent).mkdir(parents=True, exist_ok=True)
+        await anyio.Path(path).write_bytes(data)
+    except OSError as error:
+        raise OpsError(f"cannot write {path}: {error.strerror}; the clip is kept as job {job}") from error

@@ -1,0 +1,86 @@
+"""An engine over HTTP, as the commands need it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+
+from ops.errors import NoEngine, OpsError
+
+JobObject = dict[str, Any]
+"""A job as the API shows it."""
+
+
+class Remote:
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def submit(self, request: dict[str, Any], key: str | None = None) -> JobObject:
+        headers = {"Idempotency-Key": key} if key else {}
+        return await self._json("POST", "/v1/jobs", json=request, headers=headers)
+
+    async def job(self, job: str) -> JobObject:
+        return await self._json("GET", f"/v1/jobs/{job}")
+
+    async def jobs(self, **query: str | int) -> list[JobObject]:
+        data: list[JobObject] = (await self._json("GET", "/v1/jobs", params=query))["data"]
+        return data
+
+    async def cancel(self, job: str) -> JobObject:
+        return await self._json("POST", f"/v1/jobs/{job}/cancel")
+
+    async def artifact(self, job: str, name: str) -> bytes:
+        return (await self._ask("GET", f"/v1/jobs/{job}/artifacts/{name}")).content
+
+    async def events(self, job: str) -> AsyncIterator[dict[str, Any]]:
+        """Everything that has happened and happens to the job, to its end; a dropped stream is taken up again."""
+        last = 0
+        while True:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
+            try:
+                async with self._http.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as stream:
+                    if stream.status_code == httpx.codes.NO_CONTENT:
+                        return
+                    async for line in stream.aiter_lines():
+                        if line.startswith("data:"):
+                            event = msgspec.json.decode(line.removeprefix("data:"))
+                            last = event["position"]
+                            yield event
+            except httpx.TransportError:
+                await anyio.sleep(0.5)  # the engine restarts, or the network does; the log has the rest
+            else:
+                if (await self.job(job))["status"] in ("completed", "failed", "cancelled"):
+                    return
+
+    async def _json(self, method: str, path: str, **options: Any) -> JobObject:
+        decoded: JobObject = (await self._ask(method, path, **options)).json()
+        return decoded
+
+    async def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            response = await self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise NoEngine(f"no engine answers at {self._http.base_url}: {error}") from error
+        if response.is_error:
+            raise OpsError(_message(response))
+        return response
+
+
+@asynccontextmanager
+async def connect(url: str) -> AsyncIterator[Remote]:
+    try:
+        timeout = httpx.Timeout(30.0, read=None)
+        async with httpx.AsyncClient(base_url=url, timeout=timeout) as http:
+            yield Remote(http)
+    except httpx.InvalidURL as error:
+        raise NoEngine(f"{url!r} is no URL of an engine: {error}") from error
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{response.request.url} answered {response.status_code}"

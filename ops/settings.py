@@ -1,0 +1,93 @@
+"""All settings, read once: flags over environment (KEYFRAME_*) over a TOML file over the defaults here."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from cards.registry import DEFAULT_FAMILIES
+from ops.errors import BadSettings
+
+PREFIX = "KEYFRAME_"
+
+Count = Annotated[int, Meta(ge=1, le=1024)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine and the workers it starts. Each field is a variable (KEYFRAME_MAX_ACTIVE), most are flags too."""
+
+    data: Path = Path("data")
+    """Folder of the store, the blobs and the engine's lock."""
+    store: str | None = None
+    """Store URL; a SQLite file in the data folder if left out."""
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    """0 takes a free one."""
+    workers: Annotated[int, Meta(ge=0, le=1024)] = 1
+    """Worker processes to start and keep alive; 0 if all come from elsewhere."""
+    ranks: Count = 1
+    """Ranks of each of these workers."""
+    threads: Count = max(1, (os.cpu_count() or 2) // 2)
+    """Threads that each rank computes with. Outputs do not depend on it."""
+    listen_workers: str | None = None
+    """ZeroMQ address for workers from elsewhere, such as tcp://10.0.0.1:7000; a private socket if left out."""
+    pool: str = "default"
+    families: tuple[str, ...] = DEFAULT_FAMILIES
+    """Modules of model families."""
+    max_active: Count = 256
+    max_deaths: Count = 3
+    silent_s: Seconds = 5.0
+    """A worker that says nothing for this long has lost its work."""
+    cancel_grace_s: Seconds = 30.0
+    stall_s: Seconds = 120.0
+    grace_s: Seconds = 30.0
+    """How long running steps may take to end when the engine is told to stop."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def store_url(self) -> str:
+        return self.store or f"sqlite:///{self.data.absolute() / 'keyframe.db'}"
+
+    @property
+    def blobs(self) -> Path:
+        return self.data / "blobs"
+
+
+def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Settings:
+    """`flags` holds what was given on the command line. Raises BadSettings, which names the entry and where it is."""
+    entries = _from_file(file) if file is not None else {}
+    entries |= {name: environ[PREFIX + name.upper()] for name in _names() if PREFIX + name.upper() in environ}
+    entries |= {name: value for name, value in flags.items() if value is not None}
+    if isinstance(entries.get("families"), str):
+        entries["families"] = [name for name in entries["families"].split(",") if name]
+    try:
+        return msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise BadSettings(f"bad setting: {error}") from error
+
+
+def _path(kind: type, value: object) -> Path:
+    return Path(str(value))
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        entries = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise BadSettings(f"cannot read {file}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadSettings(f"{file} is not TOML: {error}") from error
+    if unknown := set(entries) - set(_names()):
+        raise BadSettings(f"{file}: unknown setting {sorted(unknown)[0]!r}; there are: {', '.join(_names())}")
+    return entries
+
+
+def _names() -> tuple[str, ...]:
+    return Settings.__struct_fields__

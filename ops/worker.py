@@ -1,0 +1,50 @@
+"""Builds worker processes: the settings of one, and the command lines that start one and its other ranks."""
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ops.settings import Settings
+from store.blobs import FileBlobs
+from workers import process
+from workers.process import WorkerSettings
+
+
+def settings_of(settings: Settings, address: str, parent: int | None) -> WorkerSettings:
+    return WorkerSettings(
+        connect=address,
+        pool=settings.pool,
+        families=settings.families,
+        ranks=settings.ranks,
+        threads=settings.threads,
+        heartbeat_s=min(1.0, settings.silent_s / 4),
+        parent=parent,
+    )
+
+
+def command(worker: WorkerSettings, blobs: Path, rank: int = 0) -> list[str]:
+    """Runs `main` in a process of its own."""
+    return [sys.executable, "-m", "ops.worker", str(rank), str(blobs), msgspec.json.encode(worker).decode()]
+
+
+def run(worker: WorkerSettings, blobs: Path, rank: int = 0) -> str:
+    """A worker's life in this process. Returns why it ended."""
+    if rank > 0:
+        process.follow_rank_zero(worker, FileBlobs(blobs))
+        return "rank 0 told it to stop"
+
+    def follower(address: str, rank: int) -> list[str]:
+        return command(msgspec.structs.replace(worker, connect=address, parent=os.getpid()), blobs, rank)
+
+    return process.lead(worker, FileBlobs(blobs), follower)
+
+
+def main() -> None:
+    rank, blobs, worker = sys.argv[1:]
+    run(msgspec.json.decode(worker, type=WorkerSettings), Path(blobs), int(rank))
+
+
+if __name__ == "__main__":
+    main()
