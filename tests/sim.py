@@ -51,12 +51,12 @@ class CrashingJournal:
 
     def __init__(self, inner: Journal, nth: int, *, durable: bool) -> None:
         self._inner = inner
-        self._left = nth
+        self.left = nth
         self._durable = durable
 
     def append(self, append: Append) -> Awaitable[Appended]:
-        self._left -= 1
-        if self._left == 0:
+        self.left -= 1
+        if self.left == 0:
             if self._durable:
                 self._inner.append(append)
             raise Crash
@@ -93,11 +93,14 @@ class SimClock:
 class SimWorker:
     """A worker as a task. `frozen` it neither works nor beats, as under SIGSTOP; `ran` lists the units it executed."""
 
-    def __init__(self, name: str, families: Sequence[Family], blobs: BlobStore, *, credits: int = 2) -> None:
+    def __init__(
+        self, name: str, families: Sequence[Family], blobs: BlobStore, *, credits: int, fingerprint: str
+    ) -> None:
         self.name = name
         self.frozen = False
         self.dead = False
         self.ran: list[WorkUnit] = []
+        self.fingerprint = fingerprint
         self.gate: anyio.Event | None = None
         """While it is set to an event, a unit waits for it before it answers."""
         self.executor = Executor(load_models({f.card.name: f for f in families}, "cpu"), blobs)
@@ -115,7 +118,7 @@ class SimWorker:
             credits=self._credits,
             memory_bytes=1 << 30,
             models=self._identities,
-            fingerprint="sim",
+            fingerprint=self.fingerprint,
         )
 
     def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
@@ -124,10 +127,17 @@ class SimWorker:
     async def run(self, tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]) -> None:
         tell(self.name, self.hello(), ())
         while not self.dead:
-            message, frames = await self._inbox.get()
-            while self.frozen:
-                await anyio.sleep(0.001)
-            await self._obey(message, frames, tell)
+            with anyio.move_on_after(0.2) as idle:
+                message, frames = await self._inbox.get()
+            await self._thawed()
+            if idle.cancelled_caught:
+                self._beat(tell)
+            else:
+                await self._obey(message, frames, tell)
+
+    async def _thawed(self) -> None:
+        while self.frozen:
+            await anyio.sleep(0.001)
 
     async def _obey(
         self,
@@ -159,9 +169,11 @@ class SimWorker:
         if self.gate is not None:
             await self.gate.wait()
         await anyio.lowlevel.checkpoint()
-        while self.frozen:
-            await anyio.sleep(0.001)
+        await self._thawed()
         tell(self.name, answer.result, answer.frames)
+        self._beat(tell)
+
+    def _beat(self, tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]) -> None:
         held = self.executor.resident.held()
         tell(self.name, Heartbeat(self.name, None, 0, held.tensors, held.nbytes), ())
 
@@ -196,8 +208,10 @@ class Running(Struct):
     link: SimLink
     tasks: anyio.abc.TaskGroup
     workers: list[SimWorker]
+    world: "World"
 
-    def add_worker(self, worker: SimWorker) -> None:
+    def add_worker(self, **options: Any) -> None:
+        worker = self.world.worker(**options)
         self.workers.append(worker)
         self.link.workers[worker.name] = worker
         self.tasks.start_soon(worker.run, self.link.tell)
@@ -228,8 +242,9 @@ class World:
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
 
-    def worker(self, *, credits: int = 2) -> SimWorker:
-        return SimWorker(f"worker-{next(self._names)}", self.families, self.blobs, credits=credits)
+    def worker(self, *, credits: int = 2, fingerprint: str = "sim") -> SimWorker:
+        name = f"worker-{next(self._names)}"
+        return SimWorker(name, self.families, self.blobs, credits=credits, fingerprint=fingerprint)
 
     @asynccontextmanager
     async def engine(
@@ -255,10 +270,10 @@ class World:
             chance=random.Random(7),
         )
         async with anyio.create_task_group() as tasks:
-            running = Running(engine=engine, client=client, link=link, tasks=tasks, workers=[])
+            running = Running(engine=engine, client=client, link=link, tasks=tasks, workers=[], world=self)
             tasks.start_soon(engine.run)
             for _ in range(workers):
-                running.add_worker(self.worker())
+                running.add_worker()
             yield running
             tasks.cancel_scope.cancel()
 

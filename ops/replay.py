@@ -1,0 +1,63 @@
+"""`engine-admin replay verify`: a job's log executed again in this process, on a device of its own."""
+
+from collections.abc import Callable
+
+import anyio.to_thread
+
+from cards import registry
+from cards.family import Family
+from cards.wire import StepResult, WorkUnit
+from engine import events as facts
+from engine.actor import replay, stream
+from engine.check import history
+from engine.contents import Contents
+from engine.errors import JobNotFound
+from engine.events import JobEvent
+from engine.job import Job
+from engine.replay import Verdict, verify
+from ops.settings import Settings
+from store.blobs import FileBlobs, MemoryBlobs
+from store.journal import Journal
+from store.open import open_journal
+from workers.execute import Executor, load_models
+
+
+async def verify_job(
+    settings: Settings, job_id: str, progress: Callable[[str, int], None]
+) -> tuple[Verdict, list[str]]:
+    """The verdict, and what differs between then and now that may explain one. Raises JobNotFound, UnknownModel."""
+    families = registry.load(settings.families)
+    async with open_journal(settings.store_url, writable=False) as journal:
+        log = await _log(journal, job_id)
+        job = replay(log)
+        family = registry.find(families, job.model.name)
+        executor = Executor(load_models({job.model.name: family}, "cpu"), MemoryBlobs(), stores=False)
+
+        async def execute(unit: WorkUnit) -> StepResult:
+            return (await anyio.to_thread.run_sync(executor.run, unit, [])).result
+
+        verdict = await verify(log, family, execute, Contents(journal, FileBlobs(settings.blobs)), progress)
+        return verdict, _changes(job, family)
+
+
+async def _log(journal: Journal, job_id: str) -> list[JobEvent]:
+    log = [facts.decode(event) async for event in history(journal, stream(job_id))]
+    if not log:
+        raise JobNotFound(job_id)
+    return log
+
+
+def _changes(job: Job, family: Family) -> list[str]:
+    from cards.fingerprint import numerics
+
+    now = registry.identity(family)
+    then_and_now = {
+        "card": (job.model.card[:16], now.card[:16]),
+        "weights": (job.model.weights[:16], now.weights[:16]),
+        "numerics": (job.fingerprint, numerics()),
+    }
+    return [
+        f"{what}: the job ran with {then}, here it is {here}"
+        for what, (then, here) in then_and_now.items()
+        if then not in (None, here)
+    ]

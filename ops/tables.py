@@ -1,0 +1,43 @@
+"""What the commands print: a table for people, or JSON for programs."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+
+def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Rows with the same keys."""
+    if as_json:
+        show_json(rows)
+        return
+    table = Table(box=None, header_style="bold")
+    for name in rows[0] if rows else ("nothing",):
+        table.add_column(name, overflow="fold")  # an id that is cut short is of no use
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def show_one(facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        show_json(facts)
+        return
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {_cell(value)}")
+
+
+def show_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

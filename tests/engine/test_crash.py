@@ -1,0 +1,95 @@
+"""The power goes out at every append of a job's life, before and after it reached the disk; the ending is the same."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from engine.client import Client
+from engine.engine import Outcome
+from engine.events import StepCompleted
+from engine.job import State
+from tests.sim import Crash, CrashingJournal, Running, World, digests, request
+
+STEPS = 3
+REQUEST = request("a count big=70000", steps=STEPS, preview_every=2)
+
+
+async def run(running: Running) -> None:
+    job = await running.client.submit(REQUEST, key="k")
+    await running.ended(job.id)
+
+
+async def appends_of_a_whole_life() -> tuple[int, Any]:
+    world = World()
+    counting = CrashingJournal(world.journal, 10_000, durable=True)
+    async with world.engine(journal=counting) as running:
+        await run(running)
+        return 10_000 - counting.left, await ending(running.client)
+
+
+async def ending(client: Client) -> Any:
+    """Everything that a caller can see of how it ended, without who did it and when."""
+    [row] = await client.jobs()
+    job = await client.job(row.id)
+    return job.state, job.outputs, job.artifacts, digests(await client.checkpoints(row.id))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_job_survives_a_crash_at_any_append(durable: bool) -> None:
+    appends, unbroken = await appends_of_a_whole_life()
+    assert appends > STEPS + 2
+
+    for nth in range(1, appends + 1):
+        world = World()
+        with suppress(BaseExceptionGroup, Crash):
+            async with world.engine(journal=CrashingJournal(world.journal, nth, durable=durable)) as running:
+                await run(running)
+        async with world.engine() as running:
+            await run(running)  # the caller did not hear back, and asks again with the same key
+            assert await ending(running.client) == unbroken, f"append {nth} of {appends}"
+            await assert_no_step_twice(running.client)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("nth", range(1, 7))
+async def test_a_crash_while_cancelling_ends_in_one_terminal_state(durable: bool, nth: int) -> None:
+    world = World()
+    with suppress(BaseExceptionGroup, Crash):
+        async with world.engine(journal=CrashingJournal(world.journal, nth, durable=durable)) as running:
+            job = await running.client.submit(REQUEST, key="k")
+            await running.until(lambda: bool(running.workers[0].ran))
+            await running.client.cancel(job.id)
+            await running.ended(job.id)
+
+    async with world.engine() as running:
+        job = await running.client.submit(REQUEST, key="k")
+        outcome = await running.client.cancel(job.id)
+        job = await running.ended(job.id)
+
+    assert job.state in (State.CANCELLED, State.COMPLETED)
+    if job.state is State.COMPLETED:
+        assert outcome is Outcome.ALREADY_TERMINAL
+
+
+async def test_recovery_is_bounded_by_the_checkpoint_not_by_the_history() -> None:
+    world = World()
+    async with world.engine() as running:
+        job = await running.client.submit(request(steps=200))
+        await running.until(lambda: len(running.workers[0].ran) > 150)
+
+    loaded = await world.journal.load(f"job/{job.id}")
+
+    assert loaded is not None
+    assert loaded.version > 100
+    assert loaded.events == ()
+
+
+async def assert_no_step_twice(client: Client) -> None:
+    [row] = await client.jobs()
+    steps = [
+        (told.event.node, told.event.step)
+        for told in await client.events(row.id)
+        if isinstance(told.event, StepCompleted)
+    ]
+    assert len(steps) == len(set(steps)) == STEPS + 2
