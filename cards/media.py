@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def mp4(frames: "Frames", *, fps: int, scale: int = 1) -> bytes:
     """The clip, each pixel `scale` wide. The same frames give the same bytes: one thread, no dates, no encoder name."""
     file = io.BytesIO()
-    with av.open(file, "w", format="mp4", options={"movflags": "+faststart", "fflags": "+bitexact"}) as container:
+    with av.open(file, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "10", "preset": "medium", "threads": "1"})
         height, width = frames.shape[1] * scale, frames.shape[2] * scale
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"

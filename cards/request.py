@@ -1,6 +1,5 @@
 """What a caller may ask of a card, and its limits."""
 
-import math
 import random
 
 from msgspec import Struct, structs
@@ -85,7 +84,7 @@ def _check_text(request: GenerationRequest, card: ModelCard) -> None:
 def _check_numbers(request: GenerationRequest) -> None:
     if request.seed is not None and not 0 <= request.seed <= MAX_SEED:
         raise InvalidRequest("seed", f"must be from 0 to {MAX_SEED}; leave it out to have one drawn")
-    if request.preview_every < 0:
+    if not 0 <= request.preview_every <= MAX_SEED:
         raise InvalidRequest("preview_every", "must be 0 (no previews) or a number of steps")
     least, most = PRIORITIES
     if not least <= request.priority <= most:
@@ -95,9 +94,9 @@ def _check_numbers(request: GenerationRequest) -> None:
 def _choose(field: str, asked: float | None, allowed: Range, method: str) -> float:
     if asked is None:
         return allowed.default
-    if not math.isfinite(asked) or not allowed.least <= asked <= allowed.most:
+    if not allowed.least <= asked <= allowed.most:  # which is never true of a NaN
         raise InvalidRequest(
             field,
-            f"{asked:g} is outside what this card's recipe ({method}) allows: {allowed.least:g} to {allowed.most:g}",
+            f"{asked} is outside what this card's recipe ({method}) allows: {allowed.least:g} to {allowed.most:g}",
         )
     return asked

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import anyio
 import msgspec
@@ -145,7 +145,9 @@ class Client:
             await self.job(job_id)
         return [_told(event) for event in events]
 
-    async def watch(self, job_id: str, *, after: int = 0, heartbeat_s: float = 10.0) -> AsyncIterator[list[Told]]:
+    async def watch(
+        self, job_id: str, *, after: int = 0, heartbeat_s: float = 10.0
+    ) -> AsyncGenerator[list[Told], None]:
         """Every event after a position, as it becomes durable, until the job's last; an empty list is a heartbeat.
 
         Raises JobNotFound, StoreTrouble.
@@ -153,11 +155,11 @@ class Client:
         with self._engine.hub.listen(job_id) as news:
             while True:
                 news.clear()
-                told = await self.events(job_id, after=after)
-                if told:
+                ended = (await self.job(job_id)).terminal  # asked first: an end between the two would go unread
+                if told := await self.events(job_id, after=after):
                     after = told[-1].position
                     yield told
-                elif (await self.job(job_id)).terminal:
+                elif ended:
                     return
                 else:
                     with anyio.move_on_after(heartbeat_s) as scope:

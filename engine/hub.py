@@ -21,6 +21,9 @@ class Hub:
             if not self._waiting[job]:
                 del self._waiting[job]
 
+    def listeners(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
     def wake(self, job: str) -> None:
         for news in self._waiting.get(job, ()):
             news.set()

@@ -1,7 +1,7 @@
 """What people see of a job: the public status, and the row of the job list. Both are derived from the fold."""
 
 from engine.job import Job, State
-from store.journal import JobRow
+from store.journal import JobRow as JobRow
 
 STATUS = {
     State.QUEUED: "queued",

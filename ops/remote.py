@@ -13,6 +13,12 @@ from ops.errors import NoEngine, OpsError
 JobObject = dict[str, Any]
 """A job as the API shows it."""
 
+LAST = ("job_completed", "job_failed", "job_cancelled")
+"""The events after which a job has no other."""
+
+SILENCE_S = 30.0
+"""A stream gives a sign every ten seconds; one that does not is dead."""
+
 
 class Remote:
     def __init__(self, http: httpx.AsyncClient) -> None:
@@ -42,18 +48,16 @@ class Remote:
             headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
             try:
                 async with self._http.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as stream:
-                    if stream.status_code == httpx.codes.NO_CONTENT:
+                    if stream.status_code == httpx.codes.NO_CONTENT:  # there is nothing after this one
                         return
-                    async for line in stream.aiter_lines():
-                        if line.startswith("data:"):
-                            event = msgspec.json.decode(line.removeprefix("data:"))
-                            last = event["position"]
-                            yield event
+                    async for event in _events(stream):
+                        last = event["position"]
+                        yield event
+                        if event["type"] in LAST:
+                            return
             except httpx.TransportError:
-                await anyio.sleep(0.5)  # the engine restarts, or the network does; the log has the rest
-            else:
-                if (await self.job(job))["status"] in ("completed", "failed", "cancelled"):
-                    return
+                pass  # the engine restarts, or the network does; the log has the rest
+            await anyio.sleep(0.5)
 
     async def _json(self, method: str, path: str, **options: Any) -> JobObject:
         decoded: JobObject = (await self._ask(method, path, **options)).json()
@@ -72,11 +76,21 @@ class Remote:
 @asynccontextmanager
 async def connect(url: str) -> AsyncIterator[Remote]:
     try:
-        timeout = httpx.Timeout(30.0, read=None)
-        async with httpx.AsyncClient(base_url=url, timeout=timeout) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=SILENCE_S) as http:
             yield Remote(http)
     except httpx.InvalidURL as error:
         raise NoEngine(f"{url!r} is no URL of an engine: {error}") from error
+
+
+async def _events(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    if stream.is_server_error:  # it starts or stops: ask again
+        return
+    if stream.is_error:
+        await stream.aread()
+        raise OpsError(_message(stream))
+    async for line in stream.aiter_lines():
+        if line.startswith("data:"):
+            yield msgspec.json.decode(line.removeprefix("data:"))
 
 
 def _message(response: httpx.Response) -> str:

@@ -113,7 +113,7 @@ def new_id() -> str:
 
 def _http_server(client: Client, clock: Clock) -> uvicorn.Server:
     app = build_app(client, version=VERSION, clock=clock, ids=lambda: secrets.token_hex(8))
-    return _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+    return _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1))
 
 
 class _Server(uvicorn.Server):

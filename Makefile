@@ -1,0 +1,38 @@
+# The targets make `.venv` and use it. PYTHON is what they make it with.
+PYTHON ?= python3
+BIN := .venv/bin
+PROMPT ?= a red circle moving right on a black background
+FAST := -m "not slow"
+
+.PHONY: demo test check fix bench bench-quality clean
+
+demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
+	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
+
+test: .venv/installed  ## all tests
+	$(BIN)/pytest -q
+
+check: .venv/installed  ## format, lint, arrows, types, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+	$(BIN)/pytest -q $(FAST)
+
+fix: .venv/installed  ## what to run before check
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness
+	$(BIN)/python -m ops.bench
+
+bench-quality: .venv/installed  ## the judge over all prompts and several seeds
+	$(BIN)/python -m training.shapes.evaluate --seeds 2
+
+clean:
+	rm -rf .venv build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/installed: pyproject.toml constraints.txt
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@

@@ -1,0 +1,115 @@
+"""The HTTP app: its parts built, its routes in one list."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import errors, schema
+from api.answers import Json
+from api.artifacts import Artifacts
+from api.events import LAST_EVENT_ID, Events
+from api.ids import RequestIds
+from api.jobs import IDEMPOTENCY_KEY, Jobs
+from api.metrics import Measured, Metrics
+from api.openapi import Answer, Endpoint, Operation, document
+from api.status import EngineStatus
+from engine.client import Client
+from engine.clock import Clock
+
+
+def build_app(
+    client: Client,
+    *,
+    version: str,
+    clock: Clock,
+    ids: Callable[[], str],
+    body_limit: int = 256 * 1024,
+    heartbeat_s: float = 10.0,
+) -> Starlette:
+    """`ids` names requests; `body_limit` is in bytes; a silent event stream gives a sign every `heartbeat_s`."""
+    metrics = Metrics(client, clock)
+    operations = [
+        *_jobs(Jobs(client, body_limit=body_limit)),
+        *_outputs(Events(client, heartbeat_s=heartbeat_s), Artifacts(client)),
+        *_engine(EngineStatus(client), metrics),
+    ]
+    operations.append(_get("/openapi.json", _describe(operations, version), {200: Answer(dict)}))  # tells of itself too
+    app = Starlette(
+        routes=[operation.route() for operation in operations],
+        middleware=[Middleware(RequestIds, ids=ids), Middleware(Measured, metrics=metrics)],
+        exception_handlers=errors.handlers(),
+    )
+    app.router.redirect_slashes = False  # one name a resource; a POST must not be sent twice
+    return app
+
+
+def _jobs(jobs: Jobs) -> list[Operation]:
+    return [
+        Operation(
+            method="POST",
+            path="/v1/jobs",
+            endpoint=jobs.submit,
+            body=schema.JobRequest,
+            headers=(IDEMPOTENCY_KEY,),
+            answers={202: Answer(schema.Job)},
+        ),
+        Operation(
+            method="GET",
+            path="/v1/jobs",
+            endpoint=jobs.list,
+            query=schema.JobsQuery,
+            answers={200: Answer(schema.JobPage)},
+        ),
+        _get("/v1/jobs/{job}", jobs.show, {200: Answer(schema.Job)}),
+        Operation(
+            method="POST",
+            path="/v1/jobs/{job}/cancel",
+            endpoint=jobs.cancel,
+            answers={200: Answer(schema.Cancellation)},
+        ),
+        _get("/v1/jobs/{job}/checkpoints", jobs.checkpoints, {200: Answer(list[schema.Checkpoint])}),
+    ]
+
+
+def _outputs(events: Events, artifacts: Artifacts) -> list[Operation]:
+    return [
+        Operation(
+            method="GET",
+            path="/v1/jobs/{job}/events",
+            endpoint=events.read,
+            query=schema.EventsQuery,
+            headers=(LAST_EVENT_ID,),
+            answers={200: Answer(schema.EventPage, ("text/event-stream",)), 204: Answer()},
+        ),
+        Operation(
+            method="GET",
+            path="/v1/jobs/{job}/artifacts/{name}",
+            endpoint=artifacts.fetch,
+            headers=("Range", "If-Range", "If-None-Match"),
+            answers={200: Answer(media=("*/*",)), 206: Answer(media=("*/*",)), 304: Answer()},
+        ),
+    ]
+
+
+def _engine(status: EngineStatus, metrics: Metrics) -> list[Operation]:
+    return [
+        _get("/v1/models", status.models, {200: Answer(schema.ModelList)}),
+        _get("/livez", status.live, {200: Answer(schema.Live)}),
+        _get("/readyz", status.ready, {200: Answer(schema.Ready), 503: Answer(schema.Ready)}),
+        _get("/metrics", metrics.show, {200: Answer(media=("text/plain",))}),
+    ]
+
+
+def _get(path: str, endpoint: Endpoint, answers: dict[int, Answer]) -> Operation:
+    return Operation(method="GET", path=path, endpoint=endpoint, answers=answers)
+
+
+def _describe(operations: list[Operation], version: str) -> Endpoint:
+    async def describe(request: Request) -> Response:
+        """This interface as an OpenAPI document."""
+        return Json(document(operations, version))
+
+    return describe

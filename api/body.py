@@ -1,0 +1,41 @@
+"""Request bodies: as much of one as the limit allows, then JSON, then typed data."""
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+
+from api.decode import malformed, refusal
+from api.errors import BadInput, BodyTooLarge, WrongMediaType
+
+T = TypeVar("T", bound=Struct)
+
+
+async def body(request: Request, kind: type[T], *, limit: int) -> T:
+    """The body as `kind`; `limit` is in bytes. Raises WrongMediaType, BodyTooLarge, BadInput."""
+    media_type = request.headers.get("content-type")
+    if (media_type or "").partition(";")[0].strip().lower() != "application/json":
+        raise WrongMediaType(media_type)
+    data = await read(request, limit)
+    if not data.strip():
+        raise BadInput(None, f"the body is empty; send a JSON object with {', '.join(kind.__struct_encode_fields__)}")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise refusal(error, kind) from error
+    except msgspec.DecodeError as error:
+        raise malformed(error, data) from error
+
+
+async def read(request: Request, limit: int) -> bytes:
+    """Raises BodyTooLarge: before anything is read if the length is declared, else once the limit is passed."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise BodyTooLarge(limit)
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise BodyTooLarge(limit)
+    return bytes(data)

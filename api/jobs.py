@@ -1,0 +1,74 @@
+"""Jobs: submit, list, look, cancel, and what their steps left."""
+
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import present, schema
+from api.answers import Json
+from api.body import body
+from api.errors import BadInput
+from api.query import checked_job_id, job_id, query
+from cards.request import GenerationRequest
+from engine.client import Client
+from engine.errors import JobNotFound
+from engine.job import Job
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+KEY_LIMIT = 255
+
+
+class Jobs:
+    """`body_limit` is in bytes. A client that goes away changes nothing: a job lives in the log."""
+
+    def __init__(self, client: Client, *, body_limit: int) -> None:
+        self._client = client
+        self._body_limit = body_limit
+        self._cards = {card.digest: card for card in client.models()}
+
+    async def submit(self, request: Request) -> Response:
+        """Accept a job; answered once it is durable. The same Idempotency-Key and body give the same job."""
+        asked = await body(request, schema.JobRequest, limit=self._body_limit)
+        job = await self._client.submit(GenerationRequest(**structs.asdict(asked)), idempotency_key(request))
+        return Json(self._shown(job), 202, {"location": present.location(job.id)})
+
+    async def list(self, request: Request) -> Response:
+        """The jobs there are, newest first."""
+        asked = query(request, schema.JobsQuery)
+        if asked.after is not None:
+            await self._check_cursor(asked.after)
+        rows = await self._client.jobs(status=asked.status, model=asked.model, after=asked.after, limit=asked.limit + 1)
+        data = [present.summary(row) for row in rows[: asked.limit]]
+        return Json(schema.JobPage(data=data, has_more=len(rows) > asked.limit, last_id=data[-1].id if data else None))
+
+    async def show(self, request: Request) -> Response:
+        """One job as its log stands now."""
+        return Json(self._shown(await self._client.job(job_id(request))))
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a job. A running step ends first; what is finished stays as it is."""
+        asked = job_id(request)
+        outcome = await self._client.cancel(asked)
+        return Json(schema.Cancellation(asked, outcome.value))
+
+    async def checkpoints(self, request: Request) -> Response:
+        """Every completed step's tensors, by digest."""
+        return Json([present.checkpoint(step) for step in await self._client.checkpoints(job_id(request))])
+
+    def _shown(self, job: Job) -> schema.Job:
+        return present.job(job, self._cards)
+
+    async def _check_cursor(self, after: str) -> None:
+        """A cursor that is no job would give an empty page, and nobody would know why."""
+        try:
+            await self._client.job(checked_job_id(after))
+        except JobNotFound as error:
+            raise BadInput("after", f"{error}; give the last_id of a page, or leave it out") from error
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Raises BadInput."""
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not (0 < len(key) <= KEY_LIMIT and key.isascii() and key.isprintable()):
+        raise BadInput(IDEMPOTENCY_KEY, f"must be 1 to {KEY_LIMIT} printable ASCII characters")
+    return key

@@ -1,0 +1,98 @@
+"""The engine's words as the public JSON. Pure."""
+
+from collections.abc import Mapping
+from typing import cast
+from urllib.parse import quote
+
+from api import schema
+from cards.card import ModelCard
+from cards.wire import ArtifactRef
+from engine import views
+from engine.client import StepTensors, Told
+from engine.job import Failure, Job
+
+
+def location(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def job(job: Job, cards: Mapping[str, ModelCard]) -> schema.Job:
+    """`cards` are those the engine has, by digest; a job of a card that is gone shows no node."""
+    request = job.request
+    return schema.Job(
+        id=job.id,
+        status=_status(views.status(job)),
+        model=request.model,
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        seed=request.seed,
+        steps=request.steps,
+        guidance=request.guidance,
+        preview_every=request.preview_every,
+        priority=request.priority,
+        metadata=request.metadata,
+        created_at=job.submitted_at,
+        progress=progress(job, cards.get(job.model.card)),
+        artifacts=[_artifact(job.id, ref) for ref in job.artifacts.values()],
+        warnings=[schema.Warning(notice.code, notice.field, notice.message) for notice in job.notices],
+        error=None if job.failure is None else _failure(job.failure),
+        exact=job.exact,
+        card=job.model.card,
+        weights=job.model.weights,
+    )
+
+
+def progress(job: Job, card: ModelCard | None) -> schema.Progress:
+    place = job.place
+    if card is None:
+        return schema.Progress(None, place.step, place.steps, 0.0)
+    nodes = card.program.nodes
+    within = place.step / place.steps if place.steps else 0.0
+    node = nodes[place.index].name if place.index < len(nodes) else None
+    return schema.Progress(node, place.step, place.steps, (place.index + within) / len(nodes))
+
+
+def summary(row: views.JobRow) -> schema.JobSummary:
+    return schema.JobSummary(
+        id=row.id,
+        status=_status(row.status),
+        model=row.model,
+        priority=row.priority,
+        created_at=row.submitted_at,
+        updated_at=row.updated_at,
+    )
+
+
+def event(told: Told) -> schema.Event:
+    return schema.Event(told.position, told.version, told.at, told.type, told.event)
+
+
+def checkpoint(step: StepTensors) -> schema.Checkpoint:
+    return schema.Checkpoint(step.loop, step.step, {name: ref.digest for name, ref in step.tensors.items()})
+
+
+def model(card: ModelCard, servable: bool) -> schema.Model:
+    steps = card.recipe.steps
+    return schema.Model(
+        id=card.name,
+        task=card.task,
+        card=card.digest,
+        family=card.family,
+        steps=schema.Steps(int(steps.least), int(steps.most), int(steps.default)),
+        guidance=card.recipe.guidance,
+        output=card.output,
+        servable=servable,
+    )
+
+
+def _artifact(job_id: str, ref: ArtifactRef) -> schema.Artifact:
+    url = f"{location(job_id)}/artifacts/{quote(ref.name, safe='')}"
+    return schema.Artifact(ref.name, ref.media_type, ref.nbytes, ref.digest, url)
+
+
+def _failure(failure: Failure) -> schema.Failure:
+    return schema.Failure(failure.kind, failure.message, failure.node, failure.step, failure.attempt)
+
+
+def _status(word: str) -> schema.Status:
+    return cast(schema.Status, word)
