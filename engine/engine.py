@@ -259,11 +259,12 @@ class Engine:
             self._lost(seat, reason, blame=blame)
             await self._dispatch()
 
-    async def lose_process(self, pid: int, reason: str) -> None:
-        """The same for a worker that is known by its process."""
-        for seat in list(self.fleet.seats.values()):
-            if seat.hello.pid == pid:
-                await self.lose(seat.worker, reason)
+    async def lose_process(self, pid: int, reason: str) -> bool:
+        """The same for a worker that is known by its process. Whether there was one."""
+        lost = [seat.worker for seat in self.fleet.seats.values() if seat.hello.pid == pid]
+        for worker in lost:
+            await self.lose(worker, reason)
+        return bool(lost)
 
     async def watch(self) -> None:
         """Give up workers that have been silent too long, or that hold up a cancel beyond its grace."""

@@ -1,4 +1,4 @@
-"""Keeps worker processes alive: one a slot, started again when it ends, slower each time that does not help."""
+"""Keeps worker processes alive: one a slot, started again when it ends, slower each time that it does not join."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -12,8 +12,6 @@ log = logging.getLogger("keyframe.supervisor")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
-HEALTHY_S = 10.0
-"""A process that lived this long was no failed start: the next pause is short again."""
 
 
 class Process(Protocol):
@@ -27,14 +25,14 @@ class Process(Protocol):
 
 
 class Supervisor:
-    """`ended` is told of every process that ends, with its id and how."""
+    """`ended` is told which process ended and how, and says whether it had come so far as to join."""
 
     def __init__(
         self,
         spawn: Callable[[int], Awaitable[Process]],
         slots: int,
         clock: Clock,
-        ended: Callable[[int, str], Awaitable[None]],
+        ended: Callable[[int, str], Awaitable[bool]],
         *,
         grace_s: float = 5.0,
     ) -> None:
@@ -63,18 +61,15 @@ class Supervisor:
     async def _keep(self, slot: int) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
-            began = self._clock.monotonic()
             process = await self._spawn(slot)
             self._processes[process.pid] = process
             code = await process.wait()
             del self._processes[process.pid]
             how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
             log.warning("worker process %d %s", process.pid, how)
-            await self._ended(process.pid, how)
-            if self._clock.monotonic() - began >= HEALTHY_S:
-                pause_s = FIRST_PAUSE_S
+            joined = await self._ended(process.pid, how)
+            pause_s = FIRST_PAUSE_S if joined else min(2 * pause_s, LONGEST_PAUSE_S)
             await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _end_all(self) -> None:
         for process in self._processes.values():

@@ -74,8 +74,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
             async def spawn(slot: int) -> Process:
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 
-            async def ended(pid: int, how: str) -> None:
-                await engine.lose_process(pid, how)
+            async def ended(pid: int, how: str) -> bool:
+                return await engine.lose_process(pid, how)
 
             supervisor = Supervisor(spawn, settings.workers, clock, ended)
             engine = Engine(

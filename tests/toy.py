@@ -1,9 +1,9 @@
 """A family for tests: real tensors, three nodes, and a prompt that says how its steps misbehave.
 
-    "a count sleep=0.01 fail=3 die=2 kill=2 oom=1 big=100000"
+    "a count sleep=0.01 fail=3 die=2 kill=2 oom=1 diverge=2 big=100000"
 
-sleep: seconds a counting step takes. fail, oom, die, kill: the counting step that raises, runs out of memory, ends its
-executor, or ends its process. big: bytes of an extra tensor that each step makes.
+sleep: seconds a counting step takes. fail, oom, die, kill, diverge: the counting step that raises, runs out of memory,
+ends its executor, ends its process, or gives every process its own bits. big: bytes of an extra tensor a step.
 """
 
 import os
@@ -125,6 +125,8 @@ def _count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> 
     _misbehave(wishes, plan.step)
     seed = sampling.noise_seed(int(plan.scalars["seed"]), loop="count", step=plan.step, purpose="noise")
     x = (reads["x"] if "x" in reads else reads["start"]) * 0.5 + sampling.noise((4, 4), seed)
+    if wishes.get("diverge") == plan.step:
+        x = x + os.getpid()
     tensors = {"x": x}
     if "big" in wishes:
         tensors["big"] = torch.full((int(wishes["big"]),), plan.step % 100, dtype=torch.uint8)

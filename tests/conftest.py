@@ -1,0 +1,19 @@
+"""What all tests may ask for."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.postgres import running_postgres
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def new_database() -> Iterator[Callable[[], str]]:
+    """Makes an empty PostgreSQL database and returns its URL."""
+    with running_postgres() as new:
+        yield new
