@@ -1,0 +1,1 @@
+"""One file a step. What has been released is not edited."""

@@ -1,0 +1,64 @@
+"""The store's schema against the code's: made where there is none, and otherwise the same or refused."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from sqlalchemy import Connection, column, inspect, select, table
+
+from store.errors import SchemaMismatch
+from store.schema import REVISION
+
+VERSIONS = table("alembic_version", column("version_num"))
+
+
+def revision(connection: Connection) -> str | None:
+    """The revision of the store, None if it is empty."""
+    if not inspect(connection).has_table(VERSIONS.name):
+        return None
+    return connection.scalar(select(VERSIONS.c.version_num))
+
+
+def make_or_require_schema(connection: Connection) -> None:
+    """Raises SchemaMismatch."""
+    if revision(connection) is None:
+        migrate(connection)
+    require_schema(connection)
+
+
+def require_schema(connection: Connection) -> None:
+    """Raises SchemaMismatch."""
+    found = _known_revision(connection)
+    if found != REVISION:
+        at = f"at revision {found}" if found else "empty"
+        raise SchemaMismatch(f"the store is {at}, this engine needs revision {REVISION}: run `engine-admin db upgrade`")
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the store up to this code, in the transaction that is open. Raises SchemaMismatch."""
+    _known_revision(connection)
+
+    # Imported here because a start with nothing to migrate should not wait for it.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, REVISION)
+
+
+def _known_revision(connection: Connection) -> str | None:
+    found = revision(connection)
+    if found is not None and found > REVISION:
+        raise SchemaMismatch(
+            f"the store is at revision {found}, this engine knows up to {REVISION}: upgrade the engine"
+        )
+    return found
+
+
+def _scripts() -> Path:
+    """The folder of the package `migrations`, found by name: the arrows allow no import of it."""
+    package = find_spec("migrations")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent

@@ -1,0 +1,98 @@
+"""Opening a store by its URL: the only place that knows which kinds there are."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.to_thread import run_sync
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from store.database import Database
+from store.errors import BadStoreUrl
+from store.journal import Journal
+from store.memory import MemoryJournal
+from store.migrate import make_or_require_schema, migrate, require_schema, revision
+from store.postgres import Postgres
+from store.schema import REVISION
+from store.session import Session, unavailable_when_refused
+from store.sql import SqlJournal
+from store.sqlite import Sqlite
+from store.writer import Writer
+
+MEMORY = "memory://"
+
+FORMS = f"sqlite:///PATH, postgresql://USER@HOST/DATABASE or {MEMORY}"
+
+
+@asynccontextmanager
+async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Journal]:
+    """A journal for as long as it is entered; an empty store gets its tables first.
+
+    One engine at a time may write. With `writable=False` the store is read beside a live engine, and appends raise
+    StoreUnavailable. Raises BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable.
+    """
+    if url == MEMORY:
+        yield MemoryJournal()
+        return
+    database = database_at(url)
+    async with AsyncExitStack() as stack:
+        session = Session(database)
+        writer = Writer(session, asyncio.get_running_loop())
+        if writable:
+            stack.enter_context(database.hold())
+            stack.callback(session.close)
+            await run_sync(session.transact, make_or_require_schema)
+            await stack.enter_async_context(writer.run())
+        else:
+            await run_sync(_require_schema, database)
+        yield SqlJournal(writer, await stack.enter_async_context(_reading(database)))
+
+
+def upgrade(url: str) -> None:
+    """Bring the store up to this code, while no engine holds it."""
+    database = database_at(url)
+    session = Session(database)
+    with database.hold():
+        try:
+            session.transact(migrate)
+        finally:
+            session.close()
+
+
+def revisions(url: str) -> tuple[str | None, str]:
+    """The revision of the store (None if it is empty) and the one that this code is written for."""
+    with unavailable_when_refused(), database_at(url).inspection().connect() as connection:
+        return revision(connection), REVISION
+
+
+def database_at(url: str) -> Database:
+    """Raises BadStoreUrl."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise BadStoreUrl(f"{url!r} names no store: write {FORMS}") from error
+    match parsed.drivername:
+        case "sqlite" if parsed.database:
+            return Sqlite(Path(parsed.database).absolute())
+        case "postgresql" if parsed.database:
+            return Postgres(parsed)
+    raise BadStoreUrl(f"{parsed.render_as_string()} names no store: write {FORMS}")
+
+
+@asynccontextmanager
+async def _reading(database: Database) -> AsyncIterator[AsyncEngine]:
+    engine = database.reads()
+    try:
+        yield engine
+    finally:
+        with anyio.CancelScope(shield=True):  # connections have threads of their own: they end here or never
+            await engine.dispose()
+
+
+def _require_schema(database: Database) -> None:
+    with unavailable_when_refused(), database.inspection().connect() as connection:
+        require_schema(connection)

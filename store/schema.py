@@ -1,0 +1,95 @@
+"""The tables. Migrations make them; this is what the code reads and writes."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+REVISION = "0001"
+"""The migration that this code is written for."""
+
+metadata = MetaData()
+
+# Names are compared byte by byte on both databases, so that their order does not depend on a locale.
+_Name = Text().with_variant(Text(collation="C"), "postgresql")
+
+# SQLite gives out positions only to a column declared INTEGER.
+_Position = BigInteger().with_variant(Integer(), "sqlite")
+
+streams = Table(
+    "streams",
+    metadata,
+    Column("stream", _Name, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    PrimaryKeyConstraint("stream", name="streams_pk"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("position", _Position, Identity(), nullable=False),
+    Column("stream", _Name, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("position", name="events_pk"),
+    UniqueConstraint("stream", "version", name="events_one_of_a_version"),
+    Index("events_of_a_stream", "stream", "position"),
+    sqlite_autoincrement=True,  # without it a position is given out again once the newest row is deleted
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("stream", _Name, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("stream", "version", name="checkpoints_pk"),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("digest", _Name, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("digest", name="blobs_pk"),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("key", _Name, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("stream", _Name, nullable=False),
+    PrimaryKeyConstraint("key", name="idempotency_pk"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", _Name, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("priority", BigInteger, nullable=False),
+    Column("submitted_at", Float(53), nullable=False),
+    Column("updated_at", Float(53), nullable=False),
+    Column("open", Boolean, nullable=False),
+    PrimaryKeyConstraint("id", name="jobs_pk"),
+    Index("jobs_by_age", "submitted_at", "id"),
+    Index("jobs_by_turn", "open", "priority", "submitted_at", "id"),
+)

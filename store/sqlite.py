@@ -1,0 +1,86 @@
+"""A store in one SQLite file: a write-ahead log that only the writer moves into the file."""
+
+import sqlite3
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from store.errors import StoreUnavailable
+from store.lock import held
+
+WAL_BYTES = 4 * 1024 * 1024
+"""About how much is written between two checkpoints: enough to be rare, little enough to take milliseconds."""
+
+PAGES_AN_APPEND = 6
+PAGE_BYTES = 4096
+
+BUSY_MS = 5000
+
+READERS = 4
+"""Each is a thread."""
+
+
+class Sqlite:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._wal_bytes = 0
+
+    def hold(self) -> AbstractContextManager[None]:
+        return held(self._path.parent / "engine.lock", self._path)
+
+    def connect(self) -> Connection:
+        engine = create_engine(
+            self._url("sqlite"), poolclass=NullPool, paramstyle="named", connect_args={"check_same_thread": False}
+        )
+        event.listen(engine, "connect", _set_up_writer)
+        event.listen(engine, "begin", _begin_immediate)
+        return engine.connect()
+
+    def reads(self) -> AsyncEngine:
+        engine = create_async_engine(
+            self._url("sqlite+aiosqlite"), isolation_level="AUTOCOMMIT", pool_size=READERS, max_overflow=0
+        )
+        event.listen(engine.sync_engine, "connect", _set_up_reader)
+        return engine
+
+    def inspection(self) -> Engine:
+        if not self._path.is_file():
+            raise StoreUnavailable(f"there is no store at {self._path}")
+        engine = create_engine(self._url("sqlite"), poolclass=NullPool)
+        event.listen(engine, "connect", _set_up_reader)
+        return engine
+
+    def tidy(self, connection: Connection, appends: int, nbytes: int) -> None:
+        self._wal_bytes += appends * PAGES_AN_APPEND * PAGE_BYTES + nbytes
+        if self._wal_bytes < WAL_BYTES:
+            return
+        self._wal_bytes = 0
+        cursor = connection.connection.cursor()  # the driver's, because SQLAlchemy would begin a transaction first
+        with suppress(sqlite3.Error):  # nobody waits for this; what the file can't take now, it will later
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        cursor.close()
+
+    def _url(self, driver: str) -> str:
+        return f"{driver}:///{self._path}"
+
+
+def _set_up_writer(connection: sqlite3.Connection, _record: Any) -> None:
+    connection.isolation_level = None  # sqlite3 would begin late, as a reader, and then fail to become a writer
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _set_up_reader(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    cursor.execute("PRAGMA query_only = ON")
+    cursor.close()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

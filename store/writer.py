@@ -1,0 +1,145 @@
+"""The one thread that writes: it takes whatever is queued, commits it as one group, and tells the event loop once.
+
+No timer gathers a group. While one commits, the next gathers by itself.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from queue import Empty, SimpleQueue
+
+import anyio
+from anyio.to_thread import run_sync
+from msgspec import Struct
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from store.answer import Answer, settle
+from store.errors import StoreLocked, StoreUnavailable, StreamConflict
+from store.group import write_group
+from store.journal import Append, Appended
+from store.session import Session
+
+GROUP_APPENDS = 256
+GROUP_BYTES = 4 * 1024 * 1024
+
+
+class WriterStatistics(Struct, frozen=True):
+    groups: int
+    appends: int
+    queued: int
+
+
+class Request(Struct, frozen=True):
+    append: Append
+    nbytes: int
+    future: asyncio.Future[Appended]
+
+
+class Writer:
+    """Appends are written in the order in which they were submitted.
+
+    Nothing is turned away: who awaits each append before the next has one in the queue at most.
+    """
+
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        self._session = session
+        self._loop = loop
+        self._queue: SimpleQueue[Request | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="journal writer", daemon=True)
+        self._groups = 0
+        self._appends = 0
+        self._running = False
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Take writes for as long as this is entered; what is queued at the end is written before it is left."""
+        self._thread.start()
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+            self._queue.put(None)
+            with anyio.CancelScope(shield=True):  # a cancelled engine, too, leaves no append in the air
+                await run_sync(self._thread.join)
+
+    def submit(self, append: Append) -> asyncio.Future[Appended]:
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        if self._running:
+            self._queue.put(Request(append, _nbytes(append), future))
+        else:
+            future.set_exception(_not_running())
+        return future
+
+    async def alone(self, work: Callable[[Connection], None]) -> None:
+        """A transaction of its own between two groups."""
+        if not self._running:
+            raise _not_running()
+        await run_sync(self._session.transact, work)
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(groups=self._groups, appends=self._appends, queued=self._queue.qsize())
+
+    def _run(self) -> None:
+        while group := self._next_group():
+            answers = self._write([request.append for request in group])
+            self._loop.call_soon_threadsafe(_tell, group, answers)
+            self._session.tidy(len(group), sum(request.nbytes for request in group))
+
+    def _next_group(self) -> list[Request]:
+        """Wait for one request and take the others that are there. Empty when the writer is to end."""
+        group: list[Request] = []
+        nbytes = 0
+        request = self._queue.get()
+        while request is not None:
+            group.append(request)
+            nbytes += request.nbytes
+            if len(group) == GROUP_APPENDS or nbytes >= GROUP_BYTES:
+                return group
+            try:
+                request = self._queue.get_nowait()
+            except Empty:
+                return group
+        if group:
+            self._queue.put(None)  # the end comes after this group
+        return group
+
+    def _write(self, appends: Sequence[Append]) -> Sequence[Answer]:
+        self._groups += 1
+        try:
+            answers = self._session.transact(lambda connection: write_group(connection, appends))
+        except (StoreUnavailable, StoreLocked) as error:
+            return [StoreUnavailable(*error.args) for _ in appends]
+        except Exception as error:  # noqa: BLE001  it is for whoever awaits the append; the thread serves the others
+            return [_refusal(appends[0], error)] if len(appends) == 1 else self._write_singly(appends)
+        self._appends += sum(isinstance(answer, Appended) for answer in answers)
+        return answers
+
+    def _write_singly(self, appends: Sequence[Append]) -> list[Answer]:
+        """One of them is not as it should be, and the database does not say which."""
+        return [answer for append in appends for answer in self._write([append])]
+
+
+def _not_running() -> StoreUnavailable:
+    return StoreUnavailable("the store is not open for writing")
+
+
+def _refusal(append: Append, error: Exception) -> Exception:
+    if isinstance(error, IntegrityError):
+        return StreamConflict(append.stream, append.expected, append.epoch)
+    return error
+
+
+def _tell(group: Sequence[Request], answers: Sequence[Answer]) -> None:
+    for request, answer in zip(group, answers, strict=True):
+        settle(request.future, answer)
+
+
+def _nbytes(append: Append) -> int:
+    return (
+        sum(len(event.body) for event in append.events)
+        + len(append.checkpoint or b"")
+        + sum(len(blob.data) for blob in append.blobs)
+    )

@@ -1,0 +1,549 @@
+"""What every journal promises, asked of each."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from blake3 import blake3
+from sqlalchemy import NullPool, create_engine, text
+
+from store.errors import CorruptBlob, KeyTaken, StreamConflict
+from store.journal import (
+    Append,
+    Appended,
+    Blob,
+    Checkpoint,
+    Event,
+    IdempotencyKey,
+    JobRow,
+    Journal,
+    Loaded,
+    NewEvent,
+)
+from store.open import open_journal
+
+ON_SQL = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/store.db"
+        case "postgres":
+            new_database: Callable[[], str] = request.getfixturevalue("new_database")
+            return new_database()
+    return "memory://"
+
+
+@pytest.fixture
+async def journal(url: str) -> AsyncIterator[Journal]:
+    async with open_journal(url) as journal:
+        yield journal
+
+
+def write(
+    stream: str,
+    expected: int,
+    *bodies: bytes,
+    epoch: int = 0,
+    claim: bool = False,
+    checkpoint: bytes | None = None,
+    blobs: tuple[Blob, ...] = (),
+    row: JobRow | None = None,
+    key: IdempotencyKey | None = None,
+) -> Append:
+    return Append(
+        stream=stream,
+        expected=expected,
+        epoch=epoch,
+        at=1.5,
+        events=tuple(NewEvent("happened", body) for body in bodies),
+        claim=claim,
+        checkpoint=checkpoint,
+        blobs=blobs,
+        row=row,
+        key=key,
+    )
+
+
+def job(id: str, *, status: str = "queued", priority: int = 0, at: float = 0.0, open: bool = True) -> JobRow:
+    return JobRow(
+        id=id, status=status, model="shapes", priority=priority, submitted_at=at, updated_at=at + 1, open=open
+    )
+
+
+def blob(data: bytes) -> Blob:
+    return Blob(digest=blake3(data).hexdigest(), data=data)
+
+
+def change(url: str, statement: str) -> None:
+    """Do behind the journal's back what it would never do."""
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+def bodies(events: list[Event] | tuple[Event, ...]) -> list[bytes]:
+    return [event.body for event in events]
+
+
+async def whole_log(journal: Journal) -> list[Event]:
+    return await journal.read_all(limit=100_000)
+
+
+# Events
+
+
+async def test_events_come_back_as_they_were_written(journal: Journal) -> None:
+    appended = await journal.append(write("job/1", 0, b"a", b"b"))
+
+    assert appended == Appended(version=2, position=2)
+    assert await journal.read("job/1") == [
+        Event(position=1, stream="job/1", version=1, epoch=0, type="happened", at=1.5, body=b"a"),
+        Event(position=2, stream="job/1", version=2, epoch=0, type="happened", at=1.5, body=b"b"),
+    ]
+
+
+async def test_a_stream_nobody_wrote_to_is_absent(journal: Journal) -> None:
+    assert await journal.load("job/1") is None
+    assert await journal.read("job/1") == []
+    assert await journal.read_all() == []
+
+
+async def test_reading_goes_on_after_a_position_and_stops_at_the_limit(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", b"2"))
+    await journal.append(write("b", 0, b"3"))
+    await journal.append(write("a", 2, b"4", b"5"))
+
+    assert bodies(await journal.read("a", after=1, limit=2)) == [b"2", b"4"]
+    assert bodies(await journal.read_all(after=1, limit=3)) == [b"2", b"3", b"4"]
+    assert bodies(await journal.read_all(after=5)) == []
+
+
+async def test_answers_name_the_last_event_of_each_append(journal: Journal) -> None:
+    pending = [
+        journal.append(write("a", 0, b"1", b"2", checkpoint=b"c")),
+        journal.append(write("b", 0, b"3", checkpoint=b"c")),
+        journal.append(write("c", 0, checkpoint=b"c")),
+        journal.append(write("b", 1, b"4", b"5", b"6")),
+    ]
+
+    assert [await answer for answer in pending] == [
+        Appended(version=2, position=2),
+        Appended(version=1, position=3),
+        Appended(version=0, position=0),
+        Appended(version=4, position=6),
+    ]
+
+
+@pytest.mark.parametrize("name", ["jøb/日本語", "a'; DROP TABLE events; --", "%s :stream {}", " "])
+async def test_a_name_is_only_a_name(journal: Journal, name: str) -> None:
+    await journal.append(write(name, 0, b"\x00\xff", checkpoint=b"\x00"))
+
+    assert bodies(await journal.read(name)) == [b"\x00\xff"]
+    assert await journal.streams("") == [name]
+
+
+async def test_a_large_body_comes_back_whole(journal: Journal) -> None:
+    body = bytes(range(256)) * 20_000
+
+    await journal.append(write("a", 0, body, checkpoint=body))
+
+    loaded = await journal.load("a")
+    assert loaded is not None
+    assert loaded.checkpoint == Checkpoint(version=1, body=body)
+    assert bodies(await journal.read("a")) == [body]
+
+
+async def test_streams_are_listed_by_prefix_in_order(journal: Journal) -> None:
+    for name in ("job/b", "job/B", "job/é", "jobs", "session/a", "job/a"):
+        await journal.append(write(name, 0, b"x"))
+
+    assert await journal.streams("job/") == ["job/B", "job/a", "job/b", "job/é"]
+    assert await journal.streams("job/", after="job/a", limit=1) == ["job/b"]
+    assert len(await journal.streams("")) == 6
+
+
+# Order and conflict
+
+
+@pytest.mark.parametrize("expected", [0, 1, 3])
+async def test_an_append_that_did_not_see_the_latest_leaves_no_trace(journal: Journal, expected: int) -> None:
+    await journal.append(write("a", 0, b"1", b"2", row=job("a")))
+    late = write(
+        "a",
+        expected,
+        b"x",
+        b"y",
+        claim=True,
+        checkpoint=b"x",
+        blobs=(blob(b"x"),),
+        row=job("a", status="running"),
+        key=IdempotencyKey("k", "f"),
+    )
+
+    with pytest.raises(StreamConflict) as caught:
+        await journal.append(late)
+
+    assert (caught.value.stream, caught.value.expected, caught.value.epoch) == ("a", expected, 0)
+    loaded = await journal.load("a")
+    assert loaded == Loaded(version=2, epoch=0, checkpoint=None, events=tuple(await whole_log(journal)))
+    assert await journal.blobs([blob(b"x").digest]) == {}
+    assert await journal.jobs() == [job("a")]
+    assert await journal.job_of_key("k") is None
+
+
+@pytest.mark.parametrize(("expected", "epoch"), [(1, 0), (0, 1)])
+async def test_a_stream_starts_at_nothing(journal: Journal, expected: int, epoch: int) -> None:
+    with pytest.raises(StreamConflict):
+        await journal.append(write("a", expected, b"x", epoch=epoch))
+
+    assert await journal.load("a") is None
+    assert await journal.streams("") == []
+
+
+async def test_appends_may_be_chained_without_waiting(journal: Journal) -> None:
+    pending = [journal.append(write("a", version, b"%d" % version)) for version in range(300)]
+
+    assert [(await answer).version for answer in pending] == list(range(1, 301))
+    assert bodies(await journal.read("a")) == [b"%d" % version for version in range(300)]
+
+
+async def test_a_refused_append_harms_none_that_was_queued_with_it(journal: Journal) -> None:
+    before = journal.append(write("a", 0, b"1"))
+    refused = journal.append(write("a", 0, b"x"))
+    after = journal.append(write("a", 1, b"2"))
+    other = journal.append(write("b", 0, b"3"))
+
+    with pytest.raises(StreamConflict):
+        await refused
+    assert [(await answer).version for answer in (before, after, other)] == [1, 2, 1]
+    assert bodies(await whole_log(journal)) == [b"1", b"2", b"3"]
+
+
+@ON_SQL
+async def test_what_the_database_itself_refuses_harms_none_that_was_queued_with_it(journal: Journal, url: str) -> None:
+    await journal.append(write("damaged", 0, b"1", b"2"))
+    change(url, "UPDATE streams SET version = 1 WHERE stream = 'damaged'")
+
+    before = journal.append(write("a", 0, b"3"))
+    refused = journal.append(write("damaged", 1, b"x"))
+    after = journal.append(write("a", 1, b"4"))
+
+    with pytest.raises(StreamConflict):
+        await refused
+    assert [(await answer).version for answer in (before, after)] == [1, 2]
+    assert bodies(await whole_log(journal)) == [b"1", b"2", b"3", b"4"]
+
+
+@ON_SQL
+async def test_a_value_that_no_database_takes_is_its_callers_trouble_alone(journal: Journal) -> None:
+    before = journal.append(write("a", 0, b"1"))
+    refused = journal.append(write("b", 0, b"x", row=job("b", priority=2**70)))
+    after = journal.append(write("a", 1, b"2"))
+
+    with pytest.raises(Exception, match=r"(?i)int|range"):
+        await refused
+    assert [(await answer).version for answer in (before, after)] == [1, 2]
+    assert await journal.load("b") is None
+
+
+async def test_a_cancelled_caller_harms_nobody(journal: Journal) -> None:
+    with anyio.move_on_after(0):
+        await journal.append(write("a", 0, b"1"))
+    others = [journal.append(write("b", 0, b"2")), journal.append(write("a", 1, b"3"))]
+
+    assert [(await answer).version for answer in others] == [1, 2]
+    assert bodies(await whole_log(journal)) == [b"1", b"2", b"3"]
+
+
+async def test_a_cancelled_reader_harms_nobody(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1"))
+
+    for wait_s in (0, 0.001, 0.003):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(journal.load, "a")
+            await anyio.sleep(wait_s)
+            tasks.cancel_scope.cancel()
+
+    with anyio.fail_after(5):
+        assert bodies(await journal.read("a")) == [b"1"]
+
+
+async def test_a_cancelled_owner_closes_it_with_all_that_was_queued(url: str) -> None:
+    pending: list[Awaitable[Appended]] = []
+    with anyio.CancelScope() as scope:
+        async with open_journal(url) as journal:
+            await journal.load("a")
+            pending = [journal.append(write("a", version, b"x")) for version in range(20)]
+            scope.cancel()
+            await anyio.sleep_forever()
+
+    assert all(isinstance(answer, asyncio.Future) and answer.done() for answer in pending)
+    assert [(await answer).version for answer in pending] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("streams", [["a"], [f"s{n}" for n in range(8)]], ids=["one stream", "many streams"])
+async def test_concurrent_writers_lose_nothing_and_a_tail_sees_it_in_order(
+    journal: Journal, streams: list[str]
+) -> None:
+    written: list[bytes] = []
+    tail: list[Event] = []
+
+    async def work(writer: int) -> None:
+        stream = streams[writer % len(streams)]
+        for number in range(12):
+            body = b"%d-%d" % (writer, number)
+            await append_somehow(journal, stream, body)
+            written.append(body)
+
+    async def follow() -> None:
+        while len(tail) < 8 * 12:
+            tail.extend(await journal.read_all(after=tail[-1].position if tail else 0, limit=7))
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            for writer in range(8):
+                tasks.start_soon(work, writer)
+
+    assert tail == await whole_log(journal)
+    assert Counter(bodies(tail)) == Counter(written)
+    for stream in streams:
+        versions = [event.version for event in tail if event.stream == stream]
+        assert versions == list(range(1, len(versions) + 1))
+
+
+async def append_somehow(journal: Journal, stream: str, body: bytes) -> None:
+    while True:
+        loaded = await journal.load(stream)
+        try:
+            await journal.append(write(stream, loaded.version if loaded else 0, body))
+        except StreamConflict:
+            continue
+        return
+
+
+@ON_SQL
+async def test_a_position_is_never_given_out_twice(journal: Journal, url: str) -> None:
+    await journal.append(write("a", 0, b"1", b"2", b"3"))
+    change(url, "DELETE FROM events WHERE position > 1")
+
+    appended = await journal.append(write("b", 0, b"4"))
+
+    assert appended.position == 4
+    assert bodies(await journal.read_all(after=3)) == [b"4"]
+
+
+# Fencing
+
+
+async def test_a_claim_shuts_the_old_owner_out(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1"))
+    await journal.append(write("a", 1, b"claimed", claim=True))
+
+    for version in (1, 2):
+        with pytest.raises(StreamConflict):
+            await journal.append(write("a", version, b"x", checkpoint=b"x"))
+
+    assert (await journal.append(write("a", 2, b"2", epoch=1))).version == 3
+    assert [event.epoch for event in await journal.read("a")] == [0, 1, 1]
+
+
+async def test_of_two_claimers_one_wins(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1"))
+
+    first = journal.append(write("a", 1, b"first", claim=True))
+    second = journal.append(write("a", 1, b"second", claim=True))
+
+    await first
+    with pytest.raises(StreamConflict):
+        await second
+    loaded = await journal.load("a")
+    assert loaded is not None
+    assert (loaded.version, loaded.epoch) == (2, 1)
+
+
+async def test_a_claim_needs_no_event(journal: Journal) -> None:
+    assert await journal.append(write("a", 0, claim=True)) == Appended(version=0, position=0)
+
+    with pytest.raises(StreamConflict):
+        await journal.append(write("a", 0, b"x"))
+    assert (await journal.append(write("a", 0, b"1", epoch=1))).version == 1
+
+
+# Checkpoints
+
+
+async def test_loading_starts_at_the_last_checkpoint(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", checkpoint=b"one"))
+    await journal.append(write("a", 1, b"2", b"3", checkpoint=b"three"))
+    await journal.append(write("a", 3, b"4", epoch=0))
+    await journal.append(write("a", 4, b"5", claim=True))
+
+    loaded = await journal.load("a")
+
+    assert loaded is not None
+    assert (loaded.version, loaded.epoch) == (5, 1)
+    assert loaded.checkpoint == Checkpoint(version=3, body=b"three")
+    assert bodies(loaded.events) == [b"4", b"5"]
+
+
+async def test_a_checkpoint_of_the_same_version_replaces_the_other(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", checkpoint=b"old"))
+    await journal.append(write("a", 1, checkpoint=b"new"))
+
+    loaded = await journal.load("a")
+
+    assert loaded == Loaded(version=1, epoch=0, checkpoint=Checkpoint(version=1, body=b"new"), events=())
+
+
+async def test_many_streams_load_as_one(journal: Journal) -> None:
+    names = [f"job/{number}" for number in range(1100)]
+    for answer in [journal.append(write(name, 0, b"1", b"2", checkpoint=b"c")) for name in names[:-1]]:
+        await answer
+    await journal.append(write("job/0", 2, b"3"))
+
+    loaded = await journal.load_many(names)
+
+    assert set(loaded) == set(names[:-1])
+    assert bodies(loaded["job/0"].events) == [b"3"]
+    assert loaded["job/7"] == await journal.load("job/7")
+    assert await journal.load_many([]) == {}
+
+
+async def test_what_is_loaded_while_others_write_is_of_one_moment(journal: Journal) -> None:
+    async def work() -> None:
+        for version in range(60):
+            await journal.append(write("a", version, b"%d" % version, checkpoint=None if version % 3 else b"c"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        version = 0
+        while version < 60:
+            if loaded := await journal.load("a"):
+                assert loaded.checkpoint is not None
+                versions = [event.version for event in loaded.events]
+                assert versions == list(range(loaded.checkpoint.version + 1, loaded.version + 1))
+                version = loaded.version
+            await anyio.lowlevel.checkpoint()
+
+
+# Idempotency keys
+
+
+async def test_a_key_is_taken_once(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", key=IdempotencyKey("k", "of a")))
+    again = write("b", 0, b"x", row=job("b"), key=IdempotencyKey("k", "of b"))
+
+    with pytest.raises(KeyTaken) as caught:
+        await journal.append(again)
+
+    assert (caught.value.key, caught.value.stream, caught.value.fingerprint) == ("k", "a", "of a")
+    assert await journal.job_of_key("k") == ("a", "of a")
+    assert await journal.job_of_key("other") is None
+    assert await journal.load("b") is None
+    assert await journal.jobs() == []
+
+
+async def test_a_request_that_is_sent_twice_at_once_is_taken_once(journal: Journal) -> None:
+    first = journal.append(write("a", 0, b"1", key=IdempotencyKey("k", "f")))
+    second = journal.append(write("b", 0, b"2", key=IdempotencyKey("k", "f")))
+    repeated = journal.append(write("a", 0, b"1", key=IdempotencyKey("k", "f")))
+
+    await first
+    for answer in (second, repeated):
+        with pytest.raises(KeyTaken, match=r"a$"):
+            await answer
+    assert bodies(await whole_log(journal)) == [b"1"]
+
+
+# Blobs
+
+
+async def test_inline_blobs_are_kept_once_and_found_again(journal: Journal) -> None:
+    red, blue = blob(b"red"), blob(b"blue")
+    await journal.append(write("a", 0, b"1", blobs=(red, blue, red)))
+    await journal.append(write("b", 0, b"1", blobs=(red,)))
+
+    found = await journal.blobs([red.digest, blue.digest, blob(b"elsewhere").digest])
+
+    assert found == {red.digest: b"red", blue.digest: b"blue"}
+    assert await journal.blobs([]) == {}
+
+
+@ON_SQL
+async def test_a_flipped_byte_is_noticed(journal: Journal, url: str) -> None:
+    good, bad = blob(b"good"), blob(b"bad")
+    await journal.append(write("a", 0, b"1", blobs=(good, bad)))
+    change(url, f"UPDATE blobs SET data = {sql_bytes(url, b'baD')} WHERE digest = '{bad.digest}'")
+
+    assert await journal.blobs([good.digest]) == {good.digest: b"good"}
+    with pytest.raises(CorruptBlob, match=bad.digest):
+        await journal.blobs([good.digest, bad.digest])
+
+
+def sql_bytes(url: str, data: bytes) -> str:
+    return f"x'{data.hex()}'" if url.startswith("sqlite") else f"'\\x{data.hex()}'"
+
+
+# The list of jobs
+
+
+async def test_jobs_are_listed_newest_first(journal: Journal) -> None:
+    for row in (job("a", at=1), job("c", at=3), job("b", at=2), job("d", at=3)):
+        await journal.append(write(row.id, 0, b"1", row=row))
+
+    assert [row.id for row in await journal.jobs()] == ["d", "c", "b", "a"]
+    assert [row.id for row in await journal.jobs(limit=2)] == ["d", "c"]
+    assert [row.id for row in await journal.jobs(after="c", limit=1)] == ["b"]
+    assert await journal.jobs(after="a") == []
+    assert await journal.jobs(after="unknown") == []
+
+
+async def test_open_jobs_are_listed_in_the_order_of_work(journal: Journal) -> None:
+    rows = [job("a", at=1), job("b", at=2, priority=9), job("c", at=3, priority=9), job("d", at=0, open=False)]
+    for row in rows:
+        await journal.append(write(row.id, 0, b"1", row=row))
+
+    assert [row.id for row in await journal.jobs(open=True)] == ["b", "c", "a"]
+    assert [row.id for row in await journal.jobs(open=True, after="b")] == ["c", "a"]
+    assert [row.id for row in await journal.jobs(open=True, after="c")] == ["a"]
+    assert [row.id for row in await journal.jobs(open=False)] == ["d"]
+
+
+async def test_jobs_are_filtered(journal: Journal) -> None:
+    rows = [job("a", status="queued"), job("b", status="running"), job("c", status="running", open=False)]
+    for row in rows:
+        await journal.append(write(row.id, 0, b"1", row=row))
+
+    assert {row.id for row in await journal.jobs(status="running")} == {"b", "c"}
+    assert {row.id for row in await journal.jobs(status="running", open=True)} == {"b"}
+    assert len(await journal.jobs(model="shapes")) == 3
+    assert await journal.jobs(model="other") == []
+
+
+async def test_a_job_is_listed_as_it_was_last_written(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", row=job("a")))
+    pending = [journal.append(write("a", n, b"x", row=job("a", status=f"at {n}"))) for n in (1, 2, 3)]
+    for answer in pending:
+        await answer
+
+    assert await journal.jobs() == [job("a", status="at 3")]
+
+
+async def test_the_list_can_be_replaced_as_a_whole(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", row=job("a")))
+
+    await journal.replace_rows([job("b"), job("c", at=1)])
+    assert await journal.jobs() == [job("c", at=1), job("b")]
+
+    await journal.replace_rows([])
+    assert await journal.jobs() == []

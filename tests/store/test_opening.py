@@ -1,0 +1,153 @@
+"""Which stores can be opened: by their URL and by the revision of their schema."""
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import NullPool, create_engine, text
+
+import migrations
+from store.errors import BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable
+from store.open import open_journal, revisions, upgrade
+from store.schema import REVISION, metadata
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    new_database: Callable[[], str] = request.getfixturevalue("new_database")
+    return new_database()
+
+
+def set_revision(url: str, revision: str) -> None:
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+# URLs
+
+
+@pytest.mark.parametrize("url", ["", "store.db", "mysql://host/db", "sqlite://", "postgresql://host", "memory:", "://"])
+async def test_a_url_that_names_no_store_is_answered_with_those_that_do(url: str) -> None:
+    with pytest.raises(BadStoreUrl, match=r"sqlite:///PATH, postgresql://USER@HOST/DATABASE or memory://"):
+        async with open_journal(url):
+            pass
+
+
+async def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(BadStoreUrl) as caught:
+        async with open_journal("mysql://me:secret@host/db"):
+            pass
+
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"nowhere.*No such file or directory"):
+        async with open_journal(f"sqlite:///{tmp_path}/nowhere/store.db"):
+            pass
+
+
+async def test_looking_into_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no store"):
+        async with open_journal(f"sqlite:///{tmp_path}/store.db", writable=False):
+            pass
+
+    assert names(tmp_path) == []
+
+
+async def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async with open_journal("sqlite:///store.db"):
+        assert (tmp_path / "store.db").is_file()
+
+
+# Revisions
+
+
+async def test_looking_into_an_empty_store_is_refused_with_the_remedy(url: str) -> None:
+    if url.startswith("sqlite"):
+        sqlite3.connect(url.removeprefix("sqlite:///")).close()
+
+    with pytest.raises(SchemaMismatch, match=r"the store is empty, .* run `engine-admin db upgrade`"):
+        async with open_journal(url, writable=False):
+            pass
+
+
+async def test_an_empty_store_gets_its_tables(url: str) -> None:
+    async with open_journal(url):
+        assert revisions(url) == (REVISION, REVISION)
+
+
+async def test_a_newer_store_is_refused_and_left_alone(url: str) -> None:
+    upgrade(url)
+    set_revision(url, "9999")
+
+    for writable in (True, False):
+        with pytest.raises(SchemaMismatch, match=f"at revision 9999, this engine knows up to {REVISION}: upgrade"):
+            async with open_journal(url, writable=writable):
+                pass
+    with pytest.raises(SchemaMismatch, match="9999"):
+        upgrade(url)
+    assert revisions(url) == ("9999", REVISION)
+
+
+async def test_an_older_store_is_refused_with_the_remedy(url: str) -> None:
+    upgrade(url)
+    set_revision(url, "0000")
+
+    for writable in (True, False):
+        with pytest.raises(SchemaMismatch, match=r"at revision 0000.*engine-admin db upgrade"):
+            async with open_journal(url, writable=writable):
+                pass
+
+
+async def test_a_store_in_use_is_not_upgraded(url: str) -> None:
+    async with open_journal(url):
+        with pytest.raises(StoreLocked):
+            upgrade(url)
+
+
+def test_the_migrations_make_what_the_code_reads(url: str) -> None:
+    upgrade(url)
+
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_the_code_is_written_for_the_last_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+
+    assert ScriptDirectory.from_config(config).get_current_head() == REVISION
+
+
+def test_opening_a_store_that_is_up_to_date_does_not_wait_for_alembic(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    upgrade(url)
+    script = f"""
+import anyio, sys
+from store.open import open_journal
+async def main():
+    async with open_journal({url!r}):
+        assert "alembic" not in sys.modules
+anyio.run(main)
+"""
+
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)
