@@ -1,4 +1,4 @@
-"""Real engines and workers as processes, for tests that kill them."""
+"""Real engines and workers as processes of their own, for benchmarks and tests that kill them."""
 
 import contextlib
 import os
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from ops.whereabouts import running_engine
 
-ROOT = Path(__file__).parent.parent
-TOY = "tests.toy"
+ROOT = Path(__file__).parents[2]
 SHAPES = "cards.shapes.family"
 PATIENCE_S = 60.0
 
@@ -24,7 +22,7 @@ PATIENCE_S = 60.0
 class EngineProcess:
     """`engine serve` in a session of its own, so that its whole tree can be killed at once."""
 
-    def __init__(self, data: Path, *, families: str = TOY, ready: bool = True, **settings: object) -> None:
+    def __init__(self, data: Path, *, families: str = SHAPES, ready: bool = True, **settings: object) -> None:
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
         self._log = (data / "engine.log").open("ab")
@@ -43,13 +41,11 @@ class EngineProcess:
         answer.raise_for_status()
         return str(answer.json()["id"])
 
-    def job(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.http.get(f"/v1/jobs/{job}").json()
-        return found
+    def job(self, job: str) -> Any:
+        return self.http.get(f"/v1/jobs/{job}").json()
 
-    def events(self, job: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.http.get(f"/v1/jobs/{job}/events", params={"limit": 1000}).json()["data"]
-        return found
+    def events(self, job: str) -> Any:
+        return self.http.get(f"/v1/jobs/{job}/events", params={"limit": 1000}).json()["data"]
 
     def steps(self, job: str) -> list[tuple[str, int]]:
         return [(e["data"]["node"], e["data"]["step"]) for e in self.events(job) if e["type"] == "step_completed"]
@@ -60,15 +56,11 @@ class EngineProcess:
     def artifact(self, job: str, name: str) -> bytes:
         return self.http.get(f"/v1/jobs/{job}/artifacts/{name}").raise_for_status().content
 
-    def ended(self, job: str) -> dict[str, Any]:
+    def ended(self, job: str) -> Any:
         return until(
             lambda: (found := self.job(job))["status"] in ("completed", "failed", "cancelled") and found,
             f"{job} to end",
         )
-
-    def workers(self) -> list[int]:
-        """Process ids of its workers, rank 0 of each pool."""
-        return [child.pid for child in psutil.Process(self.process.pid).children()]
 
     def kill_tree(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -111,7 +103,7 @@ def engine(data: Path, **settings: Any) -> Iterator[EngineProcess]:
 @contextlib.contextmanager
 def worker(data: Path, address: str, **settings: object) -> Iterator["subprocess.Popen[bytes]"]:
     """A worker that nobody supervises."""
-    settings = {"data": data, "families": TOY, "threads": 1} | settings
+    settings = {"data": data, "threads": 1} | settings
     process = subprocess.Popen(command("worker", "--connect", address), env=environment(settings))
     try:
         yield process
@@ -126,7 +118,7 @@ def run(program: str, *arguments: object, **settings: object) -> "subprocess.Com
     """A command to its end."""
     return subprocess.run(
         command(*map(str, arguments), program=program),
-        env=environment({"families": TOY} | settings),
+        env=environment(settings),
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_S,
@@ -152,7 +144,3 @@ def until(happened: Callable[[], Any], what: str, within_s: float = PATIENCE_S) 
             return result
         time.sleep(0.005)
     raise TimeoutError(f"waited {within_s:g} s for {what}")
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,28 @@
+"""How soon the control plane answers while a worker is in the middle of long steps."""
+
+from pathlib import Path
+from time import perf_counter
+
+import httpx
+
+from ops.bench.measure import NOOP, Figure, engine, noop
+
+REQUESTS = 500
+STEP_S = 0.5
+
+
+async def run(data: Path) -> list[Figure]:
+    times: list[float] = []
+    async with engine(data, NOOP) as serving, httpx.AsyncClient(base_url=serving.url) as http:
+        job = await serving.client.submit(noop(1000, STEP_S))
+        for _ in range(REQUESTS):
+            began = perf_counter()
+            (await http.get("/livez")).raise_for_status()
+            times.append((perf_counter() - began) * 1e3)
+        await serving.client.cancel(job.id)
+    times.sort()
+    what = f"GET /livez while steps take {STEP_S:g} s"
+    return [
+        Figure(f"{what}, p50", f"{times[len(times) // 2]:.1f} ms", f"n={REQUESTS}"),
+        Figure(f"{what}, p99", f"{times[len(times) * 99 // 100]:.1f} ms", f"n={REQUESTS}"),
+    ]

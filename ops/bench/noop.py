@@ -1,0 +1,101 @@
+"""A family whose steps do next to nothing, or sleep: what is left is the runtime.
+
+The prompt is the step's length in seconds.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from cards.card import LoopSpec, ModelCard, Node, OutputSpec, ParitySpec, Program, Range, RecipeSpec
+from cards.family import Components, Made, Notice, StepBody
+from cards.loop import Done, Loop, LoopContext, LoopState, StepOutput
+from cards.request import ResolvedRequest
+from cards.wire import TensorRef, WorkPlan
+
+if TYPE_CHECKING:
+    import torch
+
+SEMANTICS = "noop.count/1"
+
+CARD = ModelCard(
+    name="noop",
+    family="noop",
+    version="1",
+    task="none",
+    components={},
+    loops={"count": LoopSpec(semantics=SEMANTICS)},
+    recipe=RecipeSpec(
+        method="base",
+        data="none",
+        assumes_loop={"count": SEMANTICS},
+        assumes_precision="float32",
+        steps=Range(1, 1_000_000, 100),
+        guidance=Range(1, 1, 1),
+        shift=1.0,
+    ),
+    parity=ParitySpec(reference="none", rung="C0"),
+    output=OutputSpec(width=1, height=1, frames=1, fps=1),
+    program=Program(nodes=(Node(name="count", loop="count", outputs=("x",)),), artifacts=()),
+    prompt_limit=20,
+)
+
+
+class Count:
+    semantics = SEMANTICS
+
+    def init(self, context: LoopContext, inputs: dict[str, TensorRef]) -> LoopState:
+        request = context.request
+        return LoopState(
+            loop=context.loop,
+            semantics=SEMANTICS,
+            step=0,
+            steps=request.steps,
+            scalars={"sleep_s": float(request.prompt)},
+        )
+
+    def next(self, state: LoopState) -> WorkPlan | Done:
+        if state.step == state.steps:
+            return Done()
+        return WorkPlan(
+            instance="noop", loop="count", kind="count", step=state.step, reads=state.tensors, scalars=state.scalars
+        )
+
+    def advance(self, state: LoopState, output: StepOutput) -> LoopState:
+        return replace(state, step=state.step + 1, tensors=output.tensors)
+
+    def finalize(self, state: LoopState) -> dict[str, TensorRef]:
+        return state.tensors
+
+
+LOOPS: Mapping[str, Loop] = {SEMANTICS: Count()}
+
+
+def count(components: Components, plan: WorkPlan, reads: "Mapping[str, torch.Tensor]") -> Made:
+    import torch
+
+    if sleep_s := float(plan.scalars["sleep_s"]):
+        time.sleep(sleep_s)
+    return Made({"x": torch.tensor([plan.step])})
+
+
+class Noop:
+    card = CARD
+    loops = LOOPS
+
+    def weights_digest(self) -> str:
+        return "none"
+
+    def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
+        return ()
+
+    def load(self, device: str) -> Components:
+        return {}
+
+    def bodies(self) -> Mapping[str, StepBody]:
+        return {"count": count}
+
+
+FAMILY = Noop()
