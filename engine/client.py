@@ -13,7 +13,7 @@ from cards.card import ModelCard
 from cards.request import GenerationRequest, resolve
 from cards.wire import ArtifactRef, TensorRef
 from engine import events as facts
-from engine.actor import restore, stream, submission
+from engine.actor import replay, restore, stream, submission
 from engine.clock import Clock
 from engine.contents import BlobReader, Contents
 from engine.engine import Engine, Outcome
@@ -104,9 +104,10 @@ class Client:
         except KeyTaken as taken:
             return await self._same_job(taken, request)
         except StoreError as error:
+            self._engine.ledger.trouble = str(error)
             raise StoreTrouble(str(error)) from error
         self._engine.look_for_work()
-        return await self.job(submitted.job)
+        return replay([submitted, *notices])
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
         """Raises JobNotFound, StoreTrouble."""

@@ -160,6 +160,8 @@ class Engine:
         room = self.settings.max_active - len(self.ledger.actors)
         unclaimed = [row.id for row in rows if row.id not in self.ledger.actors and row.id not in self.unrunnable]
         unclaimed = unclaimed[: max(0, room)]
+        if not self.ledger.actors and not unclaimed:
+            self.ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out
         for first in range(0, len(unclaimed), CLAIMS_AT_ONCE):
             try:
                 await self.claim(unclaimed[first : first + CLAIMS_AT_ONCE])

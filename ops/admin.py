@@ -149,10 +149,9 @@ def _sentence(job: str, steps: int, tensors: int, difference: Any) -> str:
 
 
 async def _upgrade(arguments: argparse.Namespace, settings: Settings) -> int:
-    before, _ = stores.revisions(settings.store_url)
     await anyio.to_thread.run_sync(stores.upgrade, settings.store_url)
-    after, code = stores.revisions(settings.store_url)
-    show_one({"before": before, "after": after, "code": code}, as_json=arguments.json)
+    revision, _ = stores.revisions(settings.store_url)
+    show_one({"store": settings.store_url, "revision": revision}, as_json=arguments.json)
     return 0
 
 

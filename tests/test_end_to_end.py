@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.processes import SHAPES, EngineProcess, engine, gone, run, until, worker
+from tests.processes import SHAPES, EngineProcess, engine, gone, run, until, worker, workers_of
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def test_no_kill_of_the_worker_at_any_step_changes_a_bit(tmp_path: Path, unbroke
         killed = set()
         for done in range(len(ALL_STEPS)):
             until(lambda done=done: len(running.steps(job)) >= done, f"step {done}")
-            [pid] = until(lambda: [pid for pid in running.workers() if pid not in killed], "a worker")
+            [pid] = until(lambda: [pid for pid in workers_of(running) if pid not in killed], "a worker")
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         assert running.ended(job)["status"] == "completed"
@@ -225,7 +226,7 @@ def test_sigterm_hands_jobs_back_and_the_next_engine_goes_on(tmp_path: Path) -> 
     with engine(tmp_path) as running:
         job = running.submit("a count sleep=0.1", steps=30)
         until(lambda: len(running.steps(job)) >= 3, "three steps")
-        workers = running.workers()
+        workers = workers_of(running)
         assert running.terminate() == 0
         assert all(gone(pid) for pid in workers)
 
@@ -235,6 +236,38 @@ def test_sigterm_hands_jobs_back_and_the_next_engine_goes_on(tmp_path: Path) -> 
         assert "worker_lost" not in kinds
         assert running.ended(job)["status"] == "completed"
         assert len(set(running.steps(job))) == len(running.steps(job)) == 32
+
+
+def test_a_worker_that_is_told_to_stop_finishes_its_step_and_blames_nobody(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/w"
+    settings = {"workers": 0, "listen_workers": address}
+    with engine(tmp_path, ready=False, **settings) as running, worker(tmp_path, address) as first:
+        until(lambda: running.http.get("/readyz").is_success, "the first worker")
+        job = running.submit("a count sleep=0.1", steps=20)
+        until(lambda: len(running.steps(job)) >= 3, "three steps")
+        first.terminate()
+        assert first.wait(30) == 0
+        with worker(tmp_path, address):
+            assert running.ended(job)["status"] == "completed"
+            lost = [event["data"] for event in running.events(job) if event["type"] == "worker_lost"]
+
+    assert not any(event["blamed"] for event in lost)
+
+
+def test_a_job_survives_its_engine_on_postgresql(tmp_path: Path, new_database: Callable[[], str]) -> None:
+    store = new_database()
+    with engine(tmp_path, store=store) as running:
+        job = running.submit("a count sleep=0.05 big=100000", steps=20)
+        until(lambda: len(running.steps(job)) >= 4, "four steps")
+        second = run("engine", "serve", "--data", tmp_path / "other", "--store", store, "--port", 0)
+        assert (second.returncode, second.stderr.count("\n")) == (1, 1), second.stderr
+
+    with engine(tmp_path, store=store) as running:
+        assert running.ended(job)["status"] == "completed"
+        assert len(set(running.steps(job))) == len(running.steps(job)) == 22
+        assert running.job(job)["exact"]
+    assert run("engine-admin", "db", "check", "--store", store, data=tmp_path).returncode == 0
+    assert run("engine-admin", "replay", "verify", job, "--store", store, data=tmp_path).returncode == 0
 
 
 def test_a_second_engine_on_the_same_store_is_refused_in_one_line(tmp_path: Path) -> None:
