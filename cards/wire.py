@@ -63,7 +63,7 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
 
 
 class StepError(Struct, frozen=True):
-    """A step that raised. `kind` is the failure class: error, nan, oom."""
+    """A step that raised. `kind` is the failure class: error, oom, corrupt_checkpoint, store_trouble."""
 
     kind: str
     message: str

@@ -57,6 +57,8 @@ class JobActor:
         self.inline: dict[str, bytes] = {}
         """The bytes of the state's small blobs, for a worker that lacks them."""
         self.undurable = 0
+        self.waits = False
+        """For the blob store, which refused the last step's bytes."""
 
     def write(
         self, events: Sequence[JobEvent], *, at: float, claim: bool = False, inline: dict[str, bytes] | None = None

@@ -151,6 +151,7 @@ class Engine:
         """Claim open jobs that nobody drives, in the order of work, as far as there is room."""
         if self.draining:
             return
+        await self._try_again()
         try:
             rows = await self._journal.jobs(open=True, limit=self.settings.max_active + len(self.unrunnable))
         except StoreError as error:
@@ -159,7 +160,7 @@ class Engine:
             return
         room = self.settings.max_active - len(self.ledger.actors)
         unclaimed = [row.id for row in rows if row.id not in self.ledger.actors and row.id not in self.unrunnable]
-        unclaimed = unclaimed[: max(0, room)]
+        unclaimed = unclaimed[: 1 if self.ledger.trouble else max(0, room)]  # one is enough to try a store in trouble
         if not self.ledger.actors and not unclaimed:
             self.ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out
         for first in range(0, len(unclaimed), CLAIMS_AT_ONCE):
@@ -167,6 +168,14 @@ class Engine:
                 await self.claim(unclaimed[first : first + CLAIMS_AT_ONCE])
             except StoreError as error:
                 log.warning("cannot claim jobs: %s", error)
+
+    async def _try_again(self) -> None:
+        """Steps that the blob store refused are sent once more."""
+        for actor in self.ledger.actors.values():
+            if actor.waits:
+                actor.waits = False
+                self._ready(actor)
+        await self._dispatch()
 
     async def claim(self, job_ids: Sequence[str]) -> None:
         """Take jobs over from their logs and go on where they were. Raises StoreError."""
@@ -314,7 +323,10 @@ class Engine:
     def _fold_in(self, actor: JobActor, worker: str, result: StepResult, arrived: dict[str, bytes]) -> None:
         family = self.registry[actor.job.model.name]
         if result.error is not None:
-            self._write_failure(actor, result.error)
+            if result.error.kind == "store_trouble":
+                self._wait_for_store(actor, result.error.message)
+            else:
+                self._write_failure(actor, result.error)
             return
         assert actor.state is not None
         try:
@@ -329,6 +341,12 @@ class Engine:
         actor.held = actor.held.union(ref.digest for ref in result.tensors.values())
         self.ledger.write(actor, turn.events, inline=arrived)
         actor.keep_inline(arrived)
+
+    def _wait_for_store(self, actor: JobActor, message: str) -> None:
+        """The step itself is sound: it is sent again with the next tick."""
+        self.ledger.trouble = message
+        actor.waits = True
+        log.warning("a step waits for the store: %s", message, extra={"job": actor.job.id})
 
     def _write_failure(self, actor: JobActor, error: StepError) -> None:
         self.ledger.write(actor, self._failed(actor, error.kind, error.message))
@@ -436,7 +454,7 @@ class Engine:
     def _ready(self, actor: JobActor) -> bool:
         """Line the job's next step up, if it is neither lined up already nor out, nor too far ahead of the disk."""
         idle = actor.job.state is State.RUNNING and actor.unit is None and actor.plan is None
-        may = idle and actor.undurable < self.settings.window
+        may = idle and not actor.waits and actor.undurable < self.settings.window
         if may:
             self.dispatcher.ready(actor)
         return may

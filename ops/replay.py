@@ -15,6 +15,7 @@ from engine.errors import JobNotFound
 from engine.events import JobEvent
 from engine.job import Job
 from engine.replay import Verdict, verify
+from ops.blobs import WorkerBlobs
 from ops.settings import Settings
 from store.blobs import FileBlobs, MemoryBlobs
 from store.journal import Journal
@@ -31,7 +32,7 @@ async def verify_job(
         log = await _log(journal, job_id)
         job = replay(log)
         family = registry.find(families, job.model.name)
-        executor = Executor(load_models({job.model.name: family}, "cpu"), MemoryBlobs(), stores=False)
+        executor = Executor(load_models({job.model.name: family}, "cpu"), WorkerBlobs(MemoryBlobs()), stores=False)
 
         async def execute(unit: WorkUnit) -> StepResult:
             return (await anyio.to_thread.run_sync(executor.run, unit, [])).result

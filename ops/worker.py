@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ops.blobs import WorkerBlobs
 from ops.settings import Settings
 from store.blobs import FileBlobs
 from workers import process
@@ -31,14 +32,15 @@ def command(worker: WorkerSettings, blobs: Path, rank: int = 0) -> list[str]:
 
 def run(worker: WorkerSettings, blobs: Path, rank: int = 0) -> str:
     """A worker's life in this process. Returns why it ended."""
+    store = WorkerBlobs(FileBlobs(blobs))
     if rank > 0:
-        process.follow_rank_zero(worker, FileBlobs(blobs))
+        process.follow_rank_zero(worker, store)
         return "rank 0 told it to stop"
 
     def follower(address: str, rank: int) -> list[str]:
         return command(msgspec.structs.replace(worker, connect=address, parent=os.getpid()), blobs, rank)
 
-    return process.lead(worker, FileBlobs(blobs), follower)
+    return process.lead(worker, store, follower)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
 from engine.job import Job
 from engine.link import Arrived
+from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
 from store.journal import Append, Appended, Journal
 from store.memory import MemoryJournal
@@ -244,7 +245,7 @@ class World:
 
     def worker(self, *, credits: int = 2, fingerprint: str = "sim") -> SimWorker:
         name = f"worker-{next(self._names)}"
-        return SimWorker(name, self.families, self.blobs, credits=credits, fingerprint=fingerprint)
+        return SimWorker(name, self.families, WorkerBlobs(self.blobs), credits=credits, fingerprint=fingerprint)
 
     @asynccontextmanager
     async def engine(

@@ -1,7 +1,9 @@
 """
 WorkerError
- - RanksDiverged    ranks of one pool made different bits of the same unit
- - RankSilent       a rank did not answer in time
+ - RanksDiverged       ranks of one pool made different bits of the same unit
+ - RankSilent          a rank did not answer in time
+ - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
+ - BlobLost            bytes that a step needs are gone or damaged
 """
 
 
@@ -19,3 +21,11 @@ class RankSilent(WorkerError):
     def __init__(self, rank: int, seconds: float) -> None:
         super().__init__(f"rank {rank} has not answered for {seconds:g} s")
         self.rank = rank
+
+
+class BlobsUnavailable(WorkerError):
+    """The message is the blob store's own."""
+
+
+class BlobLost(WorkerError):
+    """The message is the blob store's own."""

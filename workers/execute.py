@@ -10,6 +10,7 @@ from cards.family import Components, Made, StepBody
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, WorkPlan, WorkUnit
 from workers.clock import perf_counter
+from workers.errors import BlobLost, BlobsUnavailable
 from workers.resident import BlobStore, Resident
 
 if TYPE_CHECKING:
@@ -100,7 +101,13 @@ class Executor:
 
 
 def _step_error(error: Exception) -> StepError:
-    kind = "oom" if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" else "error"
-    if type(error).__name__ in ("CorruptBlob", "MissingBlob"):
-        kind = "corrupt_checkpoint"
+    import torch
+
+    kinds = {
+        BlobsUnavailable: "store_trouble",
+        BlobLost: "corrupt_checkpoint",
+        MemoryError: "oom",
+        torch.OutOfMemoryError: "oom",
+    }
+    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), "error")
     return StepError(kind, f"{type(error).__name__}: {error}")

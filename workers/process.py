@@ -40,6 +40,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
 
 def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, int], list[str]]) -> str:
     """Rank 0's life. `follower(address, rank)` is the command line of another rank. Returns why it ended."""
+    sys.setswitchinterval(5e-4)  # the link's thread must get a word in while the executor's is in Python
     with ExitStack() as stack:
         watch_parent(settings.parent)
         others = stack.enter_context(_followers(settings, follower))

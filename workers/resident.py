@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 class BlobStore(Protocol):
     """Where blobs too large for a message live. A worker reads what it lacks and writes what it made."""
 
-    def put(self, data: bytes) -> str: ...
-    def get(self, digest: str) -> bytes: ...
+    def put(self, data: bytes) -> str:
+        """Raises BlobsUnavailable."""
+        ...
+
+    def get(self, digest: str) -> bytes:
+        """Raises BlobLost, BlobsUnavailable."""
+        ...
 
 
 class Held(Struct, frozen=True):
@@ -38,7 +43,7 @@ class Resident:
         self._jobs[job] = kept | {digest: codec.decode(data) for digest, data in arrived.items()}
 
     def get(self, job: str, ref: TensorRef) -> "torch.Tensor":
-        """Raises the blob store's error if the tensor is neither here nor there."""
+        """Raises BlobLost if the tensor is neither here nor there, BlobsUnavailable."""
         held = self._jobs.setdefault(job, {})
         if ref.digest not in held:
             held[ref.digest] = codec.decode(self._blobs.get(ref.digest))

@@ -9,6 +9,8 @@ from engine.engine import Outcome
 from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused
 from engine.events import JobRecovered, NumericsChanged, WorkerLost
 from engine.job import State
+from store.blobs import MemoryBlobs
+from store.errors import StoreUnavailable
 from tests import toy
 from tests.sim import Running, SimClock, World, digests, request
 
@@ -242,6 +244,45 @@ async def test_a_step_that_fails_fails_its_job_and_no_other(wish: str, kind: str
         assert job.failure is not None
         assert (job.failure.kind, job.failure.node, job.failure.step) == (kind, "count", 2)
         await assert_unharmed(running)
+
+
+async def test_a_step_waits_while_the_blob_store_takes_nothing() -> None:
+    world = World()
+    world.blobs = FullBlobs()
+    async with world.engine() as running:
+        job = await running.client.submit(request("a count big=70000"))
+        await running.until(lambda: world.blobs.refused > 2)
+        assert any("disk is full" in reason for reason in running.client.readiness().reasons)
+        assert (await running.client.job(job.id)).state is State.RUNNING
+
+        world.blobs.full = False
+        assert (await running.ended(job.id)).state is State.COMPLETED
+        assert running.client.readiness().ready
+
+
+class FullBlobs(MemoryBlobs):
+    full = True
+    refused = 0
+
+    def put(self, data: bytes) -> str:
+        if self.full:
+            self.refused += 1
+            raise StoreUnavailable("the disk is full")
+        return super().put(data)
+
+
+async def test_a_checkpoint_whose_bytes_are_damaged_fails_its_job_by_name() -> None:
+    world = World()
+    async with world.engine() as running:
+        job = await running.client.submit(request("a count big=70000", steps=8))
+        await running.until(lambda: len(running.workers[0].ran) >= 4)
+    world.blobs = MemoryBlobs()  # every large blob is gone
+    async with world.engine() as running:
+        job = await running.ended(job.id)
+
+    assert job.failure is not None
+    assert job.failure.kind == "corrupt_checkpoint"
+    assert "is missing" in job.failure.message
 
 
 # -- workers that go ----------------------------------------------------------------------------------------------
