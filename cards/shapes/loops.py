@@ -39,7 +39,12 @@ class _Counted:
         )
 
     def advance(self, state: LoopState, output: StepOutput) -> LoopState:
-        return replace(state, step=state.step + 1, tensors=state.tensors | output.tensors)
+        return replace(
+            state,
+            step=state.step + 1,
+            tensors=state.tensors | output.tensors,
+            scalars=state.scalars | output.scalars,
+        )
 
     def finalize(self, state: LoopState) -> dict[str, TensorRef]:
         return state.tensors

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from cards import media, sampling
 from cards.family import Artifact, Components, Made, StepBody
+from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.shapes.card import CARD, SCALE
 from cards.shapes.model import CONFIG
 from cards.shapes.vocabulary import tokenize
 from cards.wire import WorkPlan
 
 Reads = Mapping[str, Tensor]
+
+GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -34,12 +37,16 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     steps, shift = int(plan.scalars["steps"]), float(plan.scalars["shift"])
     t, next_t = (sampling.flow_time(step, steps, shift) for step in (plan.step, plan.step + 1))
     latent_BCFHW = reads["latent"] if "latent" in reads else _first_latent(int(plan.scalars["seed"]))
-    velocity_BCFHW = _velocity(components, latent_BCFHW, t, reads, float(plan.scalars["guidance"]))
+    t_BF = torch.full((1, CONFIG.latent_frames), t)
+    outputs = {
+        branch: components["transformer"](latent_BCFHW, t_BF, reads[branch])
+        for branch in GUIDANCE.branches(plan.scalars)
+    }
+    velocity_BCFHW, remembered = GUIDANCE.combine(outputs, plan.scalars)
     artifacts: tuple[Artifact, ...] = ()
     if "preview" in plan.emits:
-        estimate_BCFHW = sampling.data_estimate(latent_BCFHW, velocity_BCFHW, t)
-        artifacts = (_preview(components, estimate_BCFHW),)
-    return Made({"latent": sampling.euler(latent_BCFHW, velocity_BCFHW, t, next_t)}, artifacts=artifacts)
+        artifacts = (_preview(components, sampling.data_estimate(latent_BCFHW, velocity_BCFHW, t)),)
+    return Made({"latent": sampling.euler(latent_BCFHW, velocity_BCFHW, t, next_t)}, remembered, artifacts)
 
 
 def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -65,15 +72,6 @@ def _tokens_1L(prompt: str) -> Tensor:
 def _first_latent(seed: int) -> Tensor:
     key = sampling.noise_seed(seed, loop="denoise", step=0, purpose="latent")
     return sampling.noise((1, *CONFIG.latent_shape), key)
-
-
-def _velocity(components: Components, latent_BCFHW: Tensor, t: float, reads: Reads, guidance: float) -> Tensor:
-    """Guidance 1 is the conditional branch alone. The branches run one by one: two forwards of one, not one of two."""
-    t_BF = torch.full((1, CONFIG.latent_frames), t)
-    conditional: Tensor = components["transformer"](latent_BCFHW, t_BF, reads["text"])
-    if guidance == 1.0:
-        return conditional
-    return sampling.guide(conditional, components["transformer"](latent_BCFHW, t_BF, reads["negative"]), guidance)
 
 
 def _decode(components: Components, latent_BCFHW: Tensor, frame: int) -> Tensor:
