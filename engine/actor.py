@@ -50,9 +50,13 @@ class JobActor:
         self.unit: UnitId | None = None
         """The unit that is with a worker."""
         self.plan: WorkPlan | None = None
-        """The step to be sent next, while none is out."""
+        """The step that comes next, or is out."""
+        self.lined_up = False
+        """Whether that step waits for a worker."""
         self.home: str | None = None
         """The worker that holds the job's tensors, and what it holds of them."""
+        self.left: str | None = None
+        """The worker that held them before and has not been told to forget them."""
         self.held: frozenset[str] = frozenset()
         self.inline: dict[str, bytes] = {}
         """The bytes of the state's small blobs, for a worker that lacks them."""
@@ -71,7 +75,7 @@ class JobActor:
         for event in events:
             self.job = fold(self.job, event)
         if self.job.terminal:
-            self.state = self.plan = None
+            self.state, self.lined_up = None, False
         append = Append(
             stream=stream(self.job.id),
             expected=self.version,
@@ -89,6 +93,16 @@ class JobActor:
         told: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         told.add_done_callback(_seen)  # not everyone who writes waits to be told
         return Pending(self, self.job, self._journal.append(append), told)
+
+    def move_to(self, worker: str | None) -> None:
+        """The job's next step runs with this worker, which holds nothing of it yet if it is another one."""
+        if worker != self.home:
+            self.left, self.home, self.held = self.home, worker, frozenset()
+
+    def leave(self) -> None:
+        """The worker that held the job's tensors is gone."""
+        self.unit = self.home = self.left = None
+        self.held = frozenset()
 
     def needs(self) -> tuple[str, ...]:
         """The digests of all tensors that the job's next steps may read."""

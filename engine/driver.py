@@ -1,4 +1,11 @@
-"""The loop driver: walks a card's program, one plan at a time. Pure: it says what happened, others write it down."""
+"""The loop driver: walks a card's program, one plan at a time. Pure: it says what happened, others write it down.
+
+Loops are a family's code. Whatever one raises comes out of here as LoopFailed and ends its own job.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -7,65 +14,73 @@ from cards.family import Family
 from cards.loop import Done, Loop, LoopContext, LoopState, StepOutput
 from cards.request import ResolvedRequest
 from cards.wire import StepResult, TensorRef, WorkPlan
+from engine.errors import LoopFailed
 from engine.events import JobCompleted, JobEvent, NodeCompleted, NodeStarted, StepCompleted
 from engine.job import Job
 
+log = logging.getLogger("keyframe.driver")
+
 
 class Turn(Struct, frozen=True):
-    """What a result led to: the events to append together, and the state to go on from (None at the end)."""
+    """What else becomes true, in the same append, and the state and the plan to go on with (None at the end)."""
 
     events: tuple[JobEvent, ...]
     state: LoopState | None
+    plan: WorkPlan | None
 
 
 def node_of(job: Job, family: Family) -> Node:
     return family.card.program.nodes[job.place.index]
 
 
-def begin(job: Job, family: Family) -> LoopState:
-    """The first state of the node where the job is: a function of its request and of what earlier nodes made."""
-    return _begin(job.request, family, job.place.index, job.outputs)
-
-
-def start(job: Job, family: Family, state: LoopState) -> tuple[JobEvent, ...]:
-    """What to append before the first step of a node that has not been started."""
-    return () if job.place.started else (_started(node_of(job, family), state),)
-
-
-def plan(state: LoopState, family: Family) -> WorkPlan:
-    """The next step. A state is only kept while there is one."""
-    step = _loop(family, state).next(state)
-    assert isinstance(step, WorkPlan), f"{state.loop} has no step after {state.step}"
-    return step
-
-
-def fold_in(job: Job, family: Family, state: LoopState, result: StepResult, worker: str) -> Turn:
-    """One step's result: what it says of the step, of its node if that ends here, and of the job if that ends too."""
+def resume(job: Job, family: Family, state: LoopState | None) -> Turn:
+    """Go on from a saved state, or from the first one of the node where the job is. Raises LoopFailed."""
     node = node_of(job, family)
-    loop = _loop(family, state)
-    done = StepCompleted(
+    with _family_code(node):
+        if state is None:
+            state = _begin(job.request, family, job.place.index, job.outputs)
+        plan = _next(family, state)
+    return Turn(() if job.place.started else (_started(node, state),), state, plan)
+
+
+def completed(node: Node, plan: WorkPlan, result: StepResult, worker: str) -> StepCompleted:
+    return StepCompleted(
         node=node.name,
-        step=state.step,
-        kind=plan(state, family).kind,
+        step=plan.step,
+        kind=plan.kind,
         tensors=result.tensors,
         scalars=result.scalars,
         artifacts=result.artifacts,
         worker=worker,
         seconds=result.seconds,
     )
-    state = loop.advance(state, StepOutput(result.tensors, result.scalars))
-    if not isinstance(loop.next(state), Done):
-        return Turn((done,), state)
+
+
+def fold_in(job: Job, family: Family, state: LoopState, done: StepCompleted) -> Turn:
+    """A step is done: perhaps its node ends with it, and perhaps the job. Raises LoopFailed."""
+    with _family_code(node_of(job, family)):
+        return _fold_in(job, family, state, done)
+
+
+def _fold_in(job: Job, family: Family, state: LoopState, done: StepCompleted) -> Turn:
+    node = node_of(job, family)
+    loop = _loop(family, state)
+    state = loop.advance(state, StepOutput(done.tensors, done.scalars))
+    plan = loop.next(state)
+    if isinstance(plan, WorkPlan):
+        return Turn((), state, plan)
     made = NodeCompleted(node=node.name, outputs=loop.finalize(state))
     following = job.place.index + 1
     if following == len(family.card.program.nodes):
-        return Turn((done, made, JobCompleted()), None)
+        return Turn((made, JobCompleted()), None, None)
     outputs = {**job.outputs, **{f"{node.name}.{name}": ref for name, ref in made.outputs.items()}}
     state = _begin(job.request, family, following, outputs)
-    return Turn((done, made, _started(family.card.program.nodes[following], state)), state)
+    started = _started(family.card.program.nodes[following], state)
+    return Turn((made, started), state, _next(family, state))
 
 
 def _begin(request: ResolvedRequest, family: Family, index: int, outputs: dict[str, TensorRef]) -> LoopState:
+    """The first state of a node: a function of the request and of what earlier nodes made."""
     node = family.card.program.nodes[index]
     inputs = {name: ref for into, source in node.inputs.items() for name, ref in _wire(into, source, outputs)}
     semantics = family.card.loops[node.loop].semantics
@@ -81,9 +96,26 @@ def _wire(into: str, source: str, outputs: dict[str, TensorRef]) -> list[tuple[s
     ]
 
 
+def _next(family: Family, state: LoopState) -> WorkPlan:
+    """The step after a state that was kept, which is one that has a step after it."""
+    plan = _loop(family, state).next(state)
+    if isinstance(plan, Done):
+        raise ValueError(f"{state.loop} has nothing to do from step {state.step}")
+    return plan
+
+
 def _started(node: Node, state: LoopState) -> NodeStarted:
     return NodeStarted(node=node.name, loop=node.loop, semantics=state.semantics, steps=state.steps)
 
 
 def _loop(family: Family, state: LoopState) -> Loop:
     return family.loops[state.semantics]
+
+
+@contextmanager
+def _family_code(node: Node) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        log.exception("loop %s failed", node.loop)
+        raise LoopFailed(f"loop {node.loop} raised {type(error).__name__}: {error}") from error

@@ -5,7 +5,7 @@ watch for workers that fell silent. Each is a public method; `run` only repeats 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 
 import anyio
@@ -13,26 +13,24 @@ from msgspec import Struct
 
 from cards import codec
 from cards.card import Node
-from cards.registry import Registry, identity
-from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Released, StepError, StepResult
+from cards.registry import Registry
+from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Released, StepResult
 from engine import driver, verbs
-from engine.actor import JobActor, needs, restore, stream
+from engine.actor import JobActor, restore, stream
 from engine.clock import Clock
 from engine.dispatch import Dispatcher
-from engine.errors import HistoryError, JobNotFound, StoreTrouble
-from engine.events import JobAdmitted, JobCancelled, JobEvent, JobRecovered, JobReleased
+from engine.errors import JobNotFound, LoopFailed, StoreTrouble
+from engine.events import JobCancelled, JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
 from engine.job import Job, State
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
-from store.errors import CorruptBlob, StoreError
-from store.journal import Journal, Loaded
+from engine.reconcile import Reconciler
+from store.errors import StoreError
+from store.journal import Journal
 
 log = logging.getLogger("keyframe.engine")
-
-CLAIMS_AT_ONCE = 64
-"""Jobs whose state is read together: bounds what recovery holds in memory."""
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -59,7 +57,7 @@ class Outcome(StrEnum):
 
 
 class Engine:
-    """`kill` ends a worker process by its id if it is one of ours; others are only given up."""
+    """`kill` ends a worker's process if it is one of ours; others are only given up."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class Engine:
         registry: Registry,
         clock: Clock,
         settings: EngineSettings,
-        kill: Callable[[int], None] = lambda pid: None,
+        kill: Callable[[Hello], None] = lambda worker: None,
     ) -> None:
         self.registry = registry
         self.settings = settings
@@ -81,9 +79,14 @@ class Engine:
         self.steps = 0
         self.moved_at = clock.monotonic()
         """When a worker last did something, on the monotonic clock."""
-        self.unrunnable: dict[str, str] = {}
-        """Open jobs that this engine has no card or weights for, and why."""
-        self._identities = {name: identity(family) for name, family in registry.items()}
+        self.reconciler = Reconciler(
+            journal,
+            self.ledger,
+            registry,
+            engine=settings.name,
+            max_active=settings.max_active,
+            claimed=self._go_on,
+        )
         self._journal = journal
         self._link = link
         self._clock = clock
@@ -139,110 +142,20 @@ class Engine:
         while True:
             await self._clock.sleep(self.settings.watch_s)
             now = self._clock.monotonic()
-            if (
-                now - last < self.settings.watch_s + self.settings.silent_s / 2
-            ):  # else it was this process that slept, not the workers
+            slept = now - last > self.settings.watch_s + self.settings.silent_s / 2
+            if not slept:  # else it was this process that was silent, not the workers
                 await self.watch()
             last = now
 
-    # -- the log ------------------------------------------------------------------------------------------------
-
     async def reconcile(self) -> None:
-        """Claim open jobs that nobody drives, in the order of work, as far as there is room."""
+        """Send again what the blob store refused, and take over open jobs that nobody drives."""
         if self.draining:
             return
-        await self._try_again()
-        try:
-            rows = await self._journal.jobs(open=True, limit=self.settings.max_active + len(self.unrunnable))
-        except StoreError as error:
-            self.ledger.trouble = str(error)
-            log.warning("cannot read the job list: %s", error)
-            return
-        room = self.settings.max_active - len(self.ledger.actors)
-        unclaimed = [row.id for row in rows if row.id not in self.ledger.actors and row.id not in self.unrunnable]
-        unclaimed = unclaimed[: 1 if self.ledger.trouble else max(0, room)]  # one is enough to try a store in trouble
-        if not self.ledger.actors and not unclaimed:
-            self.ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out
-        for first in range(0, len(unclaimed), CLAIMS_AT_ONCE):
-            try:
-                await self.claim(unclaimed[first : first + CLAIMS_AT_ONCE])
-            except StoreError as error:
-                log.warning("cannot claim jobs: %s", error)
-
-    async def _try_again(self) -> None:
-        """Steps that the blob store refused are sent once more."""
         for actor in self.ledger.actors.values():
-            if actor.waits:
-                actor.waits = False
-                self._ready(actor)
+            actor.waits = False
+            self._line_up(actor)
         await self._dispatch()
-
-    async def claim(self, job_ids: Sequence[str]) -> None:
-        """Take jobs over from their logs and go on where they were. Raises StoreError."""
-        for job_id, loaded in zip(job_ids, (await self._load(job_ids)), strict=True):
-            if loaded is None:
-                continue
-            try:
-                saved = restore(loaded)
-            except HistoryError as error:
-                self._cannot_run(job_id, str(error))
-                continue
-            if saved.job.terminal or job_id in self.ledger.actors:
-                continue
-            if problem := self._mismatch(saved.job):
-                self._cannot_run(job_id, problem)
-                continue
-            await self._adopt(JobActor(self._journal, loaded, saved))
-
-    async def _load(self, job_ids: Sequence[str]) -> list[Loaded | None]:
-        loaded = await self._journal.load_many([stream(job_id) for job_id in job_ids])
-        return [loaded.get(stream(job_id)) for job_id in job_ids]
-
-    async def _adopt(self, actor: JobActor) -> None:
-        corrupt = await self._load_inline(actor)
-        if actor.job.id not in self.ledger.actors:  # it may have been cancelled while its blobs were read
-            self.ledger.actors[actor.job.id] = actor
-            self.ledger.write(actor, self._claimed(actor, corrupt), claim=True)
-            await self._go_on(actor)
-
-    def _claimed(self, actor: JobActor, corrupt: str | None) -> list[JobEvent]:
-        """What taking a job over says. Nothing of it runs anywhere: whoever had it can write no more."""
-        job, family = actor.job, self.registry[actor.job.model.name]
-        name = self.settings.name
-        node = driver.node_of(job, family)
-        if not job.admitted:
-            events: list[JobEvent] = [JobAdmitted(engine=name)]
-        else:
-            events = [JobRecovered(engine=name, node=node.name, step=job.place.step)]
-        if job.state is State.CANCELLING:
-            return [*events, JobCancelled()]
-        if corrupt:
-            return [*events, *self._failed(actor, "corrupt_checkpoint", corrupt)]
-        if actor.state is None:
-            actor.state = driver.begin(job, family)
-        return [*events, *driver.start(job, family, actor.state)]
-
-    async def _load_inline(self, actor: JobActor) -> str | None:
-        """Read the small blobs that the job's state refers to. Returns what is wrong with them, if anything is."""
-        try:
-            actor.inline = await self._journal.blobs(needs(actor.job, actor.state))
-        except CorruptBlob as error:
-            return str(error)
-        return None
-
-    def _mismatch(self, job: Job) -> str | None:
-        here = self._identities.get(job.model.name)
-        if here is None:
-            return f"this engine has no model {job.model.name!r}"
-        if here.card != job.model.card:
-            return f"the job pins card {job.model.card[:16]}, this engine has {here.card[:16]}"
-        if here.weights != job.model.weights:
-            return f"the job pins weights {job.model.weights[:16]}, this engine has {here.weights[:16]}"
-        return None
-
-    def _cannot_run(self, job_id: str, problem: str) -> None:
-        self.unrunnable[job_id] = problem
-        log.warning("left in the log: %s", problem, extra={"job": job_id})
+        await self.reconciler.tick()
 
     # -- workers ------------------------------------------------------------------------------------------------
 
@@ -270,9 +183,9 @@ class Engine:
             self._lost(seat, reason, blame=blame)
             await self._dispatch()
 
-    async def lose_process(self, pid: int, reason: str) -> bool:
+    async def lose_process(self, host: str, pid: int, reason: str) -> bool:
         """The same for a worker that is known by its process. Whether there was one."""
-        lost = [seat.worker for seat in self.fleet.seats.values() if seat.hello.pid == pid]
+        lost = [seat.worker for seat in self.fleet.seats.values() if (seat.hello.host, seat.hello.pid) == (host, pid)]
         for worker in lost:
             await self.lose(worker, reason)
         return bool(lost)
@@ -292,7 +205,7 @@ class Engine:
     async def _join(self, hello: Hello, now: float) -> None:
         before = self.fleet.join(hello, now)
         self._introduced_at.pop(hello.worker, None)
-        strange = [model.name for model in hello.models if self._identities.get(model.name) != model]
+        strange = [model.name for model in hello.models if self.reconciler.identities.get(model.name) != model]
         if strange:
             log.warning("worker %s has another card or other weights for: %s", hello.worker, ", ".join(strange))
         log.info("worker %s joined pool %s", hello.worker, hello.pool)
@@ -312,7 +225,7 @@ class Engine:
         if wanted and actor is not None and actor.job.state is State.RUNNING:
             arrived = dict(zip(result.inline, frames, strict=False))
             if any(codec.digest(arrived.get(digest, b"")) != digest for digest in result.inline):
-                await self.lose(worker, "sent bytes that do not hash to their name")
+                await self.lose(worker, "sent bytes that do not hash to their name", blame=False)
                 return
             actor.unit = None
             self._fold_in(actor, worker, result, arrived)
@@ -321,25 +234,24 @@ class Engine:
             await self._dispatch()  # it decides nothing, but the worker has room again
 
     def _fold_in(self, actor: JobActor, worker: str, result: StepResult, arrived: dict[str, bytes]) -> None:
-        family = self.registry[actor.job.model.name]
         if result.error is not None:
             if result.error.kind == "store_trouble":
                 self._wait_for_store(actor, result.error.message)
             else:
-                self._write_failure(actor, result.error)
+                self._fail(actor, result.error.kind, result.error.message)
             return
         assert actor.state is not None
+        assert actor.plan is not None
+        done = driver.completed(self._node(actor.job), actor.plan, result, worker)
         try:
-            turn = driver.fold_in(actor.job, family, actor.state, result, worker)
-        except Exception as error:
-            # A loop is a family's code: whatever it raises ends its own job, not the engine.
-            log.exception("loop %s failed", actor.state.loop, extra={"job": actor.job.id})
-            self._write_failure(actor, StepError("error", f"{type(error).__name__}: {error}"))
+            turn = driver.fold_in(actor.job, self.registry[actor.job.model.name], actor.state, done)
+        except LoopFailed as error:
+            self._fail(actor, "error", str(error))
             return
         self.steps += 1
-        actor.state = turn.state
+        actor.state, actor.plan = turn.state, turn.plan
         actor.held = actor.held.union(ref.digest for ref in result.tensors.values())
-        self.ledger.write(actor, turn.events, inline=arrived)
+        self.ledger.write(actor, [done, *turn.events], inline=arrived)
         actor.keep_inline(arrived)
 
     def _wait_for_store(self, actor: JobActor, message: str) -> None:
@@ -348,30 +260,24 @@ class Engine:
         actor.waits = True
         log.warning("a step waits for the store: %s", message, extra={"job": actor.job.id})
 
-    def _write_failure(self, actor: JobActor, error: StepError) -> None:
-        self.ledger.write(actor, self._failed(actor, error.kind, error.message))
-
-    def _failed(self, actor: JobActor, kind: str, message: str) -> list[JobEvent]:
-        return verbs.fail(actor.job, self._node(actor.job), kind, message)
+    def _fail(self, actor: JobActor, kind: str, message: str) -> None:
+        self.ledger.write(actor, verbs.fail(actor.job, self._node(actor.job), kind, message))
 
     async def _released(self, worker: str, job: str) -> None:
         self.fleet.released(worker, job)
         actor = self.ledger.actors.get(job)
         if actor is not None and actor.home == worker and actor.job.state is State.CANCELLING:
-            self._end_cancel(actor)
+            actor.leave()
+            self.ledger.write(actor, [JobCancelled()])
         await self._dispatch()
-
-    def _end_cancel(self, actor: JobActor) -> None:
-        actor.unit = actor.home = None
-        self.ledger.write(actor, [JobCancelled()])
 
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
-        self._kill(seat.hello.pid)
+        self._kill(seat.hello)
         running = next(iter(seat.outstanding), None) if blame else None
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
-            unit, actor.unit = actor.unit, None
-            actor.home, actor.held = None, frozenset()
+            unit = actor.unit
+            actor.leave()
             if unit is None and actor.job.state is not State.CANCELLING:
                 continue  # it was between two steps: its next one goes elsewhere
             blamed = unit is not None and unit == running
@@ -379,7 +285,7 @@ class Engine:
             node = self._node(actor.job)
             events = verbs.lose_worker(actor.job, node, seat.worker, reason, blamed=blamed, max_deaths=limit)
             self.ledger.write(actor, events)
-            self._ready(actor)
+            self._line_up(actor)
 
     # -- going on -----------------------------------------------------------------------------------------------
 
@@ -391,7 +297,7 @@ class Engine:
         events = verbs.cancel(actor.job, reason, running=actor.unit is not None)
         if events:
             self._cancelling_since[job_id] = self._clock.monotonic()
-            actor.plan = None
+            actor.lined_up = False
             told = self.ledger.write(actor, events)
             await self.dispatcher.release(actor)
             job = await told
@@ -417,7 +323,7 @@ class Engine:
             return Outcome.ALREADY_TERMINAL if actor.job.terminal else Outcome.CANCELLING
         self.ledger.actors[job_id] = actor
         await self.ledger.write(actor, events, claim=True)
-        self.unrunnable.pop(job_id, None)
+        self.reconciler.unrunnable.pop(job_id, None)
         return Outcome.CANCELLED
 
     async def settle(self, actor: JobActor) -> Job:
@@ -431,7 +337,7 @@ class Engine:
         """The job's next step may run, or there is none."""
         if actor.job.terminal:
             await self.dispatcher.release(actor)
-        self._ready(actor)
+        self._line_up(actor)
         await self._dispatch()
 
     async def _dispatch(self) -> None:
@@ -444,19 +350,19 @@ class Engine:
         """Durability caught up: a job that waited for it goes on, and one that has ended makes room."""
         if actor.durable.terminal:
             self.look_for_work()
-        elif self._ready(actor):
+        elif self._line_up(actor):
             await self._dispatch()
 
     async def _on_dropped(self, actor: JobActor) -> None:
         """A job's append failed: its worker forgets it, and reconciling will find it again."""
         await self.dispatcher.release(actor)
 
-    def _ready(self, actor: JobActor) -> bool:
+    def _line_up(self, actor: JobActor) -> bool:
         """Line the job's next step up, if it is neither lined up already nor out, nor too far ahead of the disk."""
-        idle = actor.job.state is State.RUNNING and actor.unit is None and actor.plan is None
+        idle = actor.job.state is State.RUNNING and actor.unit is None and not actor.lined_up
         may = idle and not actor.waits and actor.undurable < self.settings.window
         if may:
-            self.dispatcher.ready(actor)
+            self.dispatcher.line_up(actor)
         return may
 
     def _node(self, job: Job) -> Node:

@@ -5,6 +5,7 @@ EngineError
  - KeyReused           an idempotency key came back with another request
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
+ - LoopFailed          a family's loop raised: its job ends, nothing else does
  - HistoryError        a log that cannot be read
     - UnknownEvent     an event tag that this code does not know
     - IllegalMove      an event that the job's state does not allow
@@ -43,6 +44,10 @@ class Draining(EngineError):
 
 class StoreTrouble(EngineError):
     """The message is the store's own."""
+
+
+class LoopFailed(EngineError):
+    """The message names the loop and says what it raised."""
 
 
 class HistoryError(EngineError):

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from cards.family import Family
 from cards.loop import LoopState
-from cards.wire import StepResult, UnitId, WorkUnit
+from cards.wire import StepResult, UnitId, WorkPlan, WorkUnit
 from engine import driver
 from engine.actor import needs
 from engine.contents import Contents
@@ -64,15 +64,16 @@ async def verify(
     for event in history:
         if isinstance(event, StepCompleted):
             assert job is not None, "a stream starts with JobSubmitted"
-            state = driver.begin(job, family) if state is None else state
+            turn = driver.resume(job, family, state)
+            assert turn.state is not None and turn.plan is not None  # noqa: PT018
             progress(event.node, event.step)
             missing, damage = await _check_stored(event, contents)
             pruned += missing
-            result = await execute(_unit(job, state, family))
+            result = await execute(_unit(job, turn.state, turn.plan))
             difference = damage or _compare(event, result)
             if difference is not None:
                 return Verdict(job.id, steps, tensors, pruned, difference)
-            state = driver.fold_in(job, family, state, result, event.worker).state
+            state = driver.fold_in(job, family, turn.state, event).state
             steps += 1
             tensors += len(event.tensors)
         job = fold(job, event)
@@ -80,8 +81,8 @@ async def verify(
     return Verdict(job.id, steps, tensors, pruned, None)
 
 
-def _unit(job: Job, state: LoopState, family: Family) -> WorkUnit:
-    return WorkUnit(UnitId(job.id, 0, state.step, 0), driver.plan(state, family), keep=needs(job, state))
+def _unit(job: Job, state: LoopState, plan: WorkPlan) -> WorkUnit:
+    return WorkUnit(UnitId(job.id, 0, state.step, 0), plan, keep=needs(job, state))
 
 
 async def _check_stored(event: StepCompleted, contents: Contents) -> tuple[int, Difference | None]:

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from api.app import build_app
 from cards import registry
+from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
@@ -75,7 +76,11 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 
             async def ended(pid: int, how: str) -> bool:
-                return await engine.lose_process(pid, how)
+                return await engine.lose_process(socket.gethostname(), pid, how)
+
+            def kill(worker: Hello) -> None:
+                if worker.host == socket.gethostname():
+                    supervisor.kill(worker.pid)
 
             supervisor = Supervisor(spawn, settings.workers, clock, ended)
             engine = Engine(
@@ -90,7 +95,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                     silent_s=settings.silent_s,
                     cancel_grace_s=settings.cancel_grace_s,
                 ),
-                kill=supervisor.kill,
+                kill=kill,
             )
             client = Client(
                 engine, journal, blobs, clock, ids=new_id, chance=random.SystemRandom(), stall_s=settings.stall_s

@@ -443,9 +443,9 @@ async def test_a_job_of_other_weights_stays_in_the_log_and_can_be_cancelled() ->
         job = await running.client.submit(request())
     world.families = (toy.ToyFamily(weights="other"),)
     async with world.engine() as running:
-        await running.until(lambda: job.id in running.engine.unrunnable)
+        await running.until(lambda: job.id in running.engine.reconciler.unrunnable)
 
-        assert "weights" in running.engine.unrunnable[job.id]
+        assert "weights" in running.engine.reconciler.unrunnable[job.id]
         assert not (await running.client.job(job.id)).terminal
         assert await running.client.cancel(job.id) is Outcome.CANCELLED
 

@@ -31,7 +31,7 @@ from engine.events import (
     StepCompleted,
     WorkerLost,
 )
-from engine.job import NEXT, TERMINAL, Job, Place, State, fold
+from engine.job import NEXT, TERMINAL, Place, State, fold
 from store.journal import Event
 from tests import toy
 
@@ -167,17 +167,20 @@ class History:
             if job.admitted
             else JobAdmitted(engine="e")
         )
-        return [began, *driver.start(job, family, driver.begin(job, family))]
+        return [began, *driver.resume(job, family, None).events]
 
     def _step(self) -> list[JobEvent]:
         job, family = self.job, toy.FAMILY
-        state = driver.begin(job, family)
+        turn = driver.resume(job, family, None)
         for _ in range(job.place.step):
-            state = driver.fold_in(job, family, state, self._result(job), "w").state or state
-        return list(driver.fold_in(job, family, state, self._result(job), "w").events)
+            turn = driver.fold_in(job, family, turn.state, self._done(turn))
+        done = self._done(turn)
+        return [done, *driver.fold_in(job, family, turn.state, done).events]
 
-    def _result(self, job: Job) -> StepResult:
-        return StepResult(UnitId("j", 1, 1, 1), {"start" if job.place.index == 0 else "x": REF})
+    def _done(self, turn: driver.Turn) -> StepCompleted:
+        made = {"start" if self.job.place.index == 0 else "x": REF}
+        result = StepResult(UnitId("j", 1, 1, 1), made)
+        return driver.completed(driver.node_of(self.job, toy.FAMILY), turn.plan, result, "w")
 
 
 @given(st.integers(1, 3), st.lists(st.sampled_from(VERBS), max_size=40))

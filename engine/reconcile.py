@@ -1,0 +1,130 @@
+"""The reconcile loop: takes open jobs that nobody drives over from their logs. There is no other way to start one."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from cards.registry import Registry, identity
+from cards.wire import ModelIdentity
+from engine import driver, verbs
+from engine.actor import JobActor, Saved, needs, restore, stream
+from engine.errors import HistoryError, LoopFailed
+from engine.events import JobAdmitted, JobCancelled, JobEvent, JobRecovered
+from engine.job import Job, State
+from engine.ledger import Ledger
+from store.errors import CorruptBlob, StoreError
+from store.journal import Journal, Loaded
+
+log = logging.getLogger("keyframe.reconcile")
+
+CLAIMS_AT_ONCE = 64
+"""Jobs whose state is read together: bounds what recovery holds in memory."""
+
+
+class Reconciler:
+    """`claimed` is called with each actor whose claim has been queued."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        ledger: Ledger,
+        registry: Registry,
+        *,
+        engine: str,
+        max_active: int,
+        claimed: Callable[[JobActor], Awaitable[None]],
+    ) -> None:
+        self.unrunnable: dict[str, str] = {}
+        """Open jobs that this engine has no card or weights for, and why."""
+        self.identities: dict[str, ModelIdentity] = {name: identity(family) for name, family in registry.items()}
+        self._journal = journal
+        self._ledger = ledger
+        self._registry = registry
+        self._engine = engine
+        self._max_active = max_active
+        self._claimed = claimed
+
+    async def tick(self) -> None:
+        """Claim what is open and undriven, in the order of work, as far as there is room."""
+        try:
+            unclaimed = await self._unclaimed()
+            for first in range(0, len(unclaimed), CLAIMS_AT_ONCE):
+                await self.claim(unclaimed[first : first + CLAIMS_AT_ONCE])
+        except StoreError as error:
+            self._ledger.trouble = str(error)
+            log.warning("cannot look for work: %s", error)
+
+    async def claim(self, job_ids: Sequence[str]) -> None:
+        """Take jobs over from their logs and go on where they were. Raises StoreError."""
+        found = await self._journal.load_many([stream(job_id) for job_id in job_ids])
+        for job_id in job_ids:
+            if (loaded := found.get(stream(job_id))) is not None:
+                await self._take_over(job_id, loaded)
+
+    async def _unclaimed(self) -> list[str]:
+        actors, trouble = self._ledger.actors, self._ledger.trouble
+        rows = await self._journal.jobs(open=True, limit=self._max_active + len(self.unrunnable))
+        unclaimed = [row.id for row in rows if row.id not in actors and row.id not in self.unrunnable]
+        if not actors and not unclaimed:
+            self._ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out
+        room = max(0, self._max_active - len(actors))
+        return unclaimed[: min(1, room) if trouble else room]  # one is enough to try a store in trouble
+
+    async def _take_over(self, job_id: str, loaded: Loaded) -> None:
+        try:
+            saved = restore(loaded)
+        except HistoryError as error:
+            self._leave(job_id, str(error))
+            return
+        if saved.job.terminal:
+            return
+        if problem := self._mismatch(saved.job):
+            self._leave(job_id, problem)
+            return
+        actor = JobActor(self._journal, loaded, saved)
+        damage = await self._load_inline(actor, saved)
+        if job_id not in self._ledger.actors:  # it may have been cancelled while its blobs were read
+            self._ledger.actors[job_id] = actor
+            self._ledger.write(actor, [self._taken(actor.job), *self._going_on(actor, damage)], claim=True)
+            await self._claimed(actor)
+
+    def _taken(self, job: Job) -> JobEvent:
+        if not job.admitted:
+            return JobAdmitted(engine=self._engine)
+        node = driver.node_of(job, self._registry[job.model.name])
+        return JobRecovered(engine=self._engine, node=node.name, step=job.place.step)
+
+    def _going_on(self, actor: JobActor, damage: str | None) -> Sequence[JobEvent]:
+        """What follows from taking a job over. Nothing of it runs anywhere: whoever had it can write no more."""
+        job, family = actor.job, self._registry[actor.job.model.name]
+        if job.state is State.CANCELLING:
+            return [JobCancelled()]
+        if damage:
+            return verbs.fail(job, driver.node_of(job, family), "corrupt_checkpoint", damage)
+        try:
+            turn = driver.resume(job, family, actor.state)
+        except LoopFailed as error:
+            return verbs.fail(job, driver.node_of(job, family), "error", str(error))
+        actor.state, actor.plan = turn.state, turn.plan
+        return turn.events
+
+    async def _load_inline(self, actor: JobActor, saved: Saved) -> str | None:
+        """Read the small blobs that the job's state refers to. Returns what is wrong with them, if anything is."""
+        try:
+            actor.inline = await self._journal.blobs(needs(saved.job, saved.state))
+        except CorruptBlob as error:
+            return str(error)
+        return None
+
+    def _mismatch(self, job: Job) -> str | None:
+        here = self.identities.get(job.model.name)
+        if here is None:
+            return f"this engine has no model {job.model.name!r}"
+        if here.card != job.model.card:
+            return f"the job pins card {job.model.card[:16]}, this engine has {here.card[:16]}"
+        if here.weights != job.model.weights:
+            return f"the job pins weights {job.model.weights[:16]}, this engine has {here.weights[:16]}"
+        return None
+
+    def _leave(self, job_id: str, problem: str) -> None:
+        self.unrunnable[job_id] = problem
+        log.warning("left in the log: %s", problem, extra={"job": job_id})
