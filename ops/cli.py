@@ -103,7 +103,12 @@ def _generate(arguments: argparse.Namespace) -> None:
     given = ((name, getattr(arguments, name)) for name in fields)
     request = {name: value for name, value in given if value is not None}
     make = functools.partial(generate, request, arguments.out, settings, arguments.server)
-    for path in anyio.run(make, backend_options={"use_uvloop": True}):
+    try:
+        files = anyio.run(make, backend_options={"use_uvloop": True})
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where this one was", file=sys.stderr)
+        raise
+    for path in files:
         print(path)
 
 

@@ -44,8 +44,10 @@ def run(worker: WorkerSettings, blobs: Path, rank: int = 0) -> str:
 
 
 def main() -> None:
-    rank, blobs, worker = sys.argv[1:]
-    run(msgspec.json.decode(worker, type=WorkerSettings), Path(blobs), int(rank))
+    rank, blobs, encoded = sys.argv[1:]
+    worker = msgspec.json.decode(encoded, type=WorkerSettings)
+    process.ignore_interrupts(worker)
+    run(worker, Path(blobs), int(rank))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Real processes, real sockets, real disk: what a person sees when things are killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -122,6 +125,34 @@ def flip_a_bit_in_the_database(database: Path, digest: str) -> None:
         changed = data[:-1] + bytes([data[-1] ^ 1])
         connection.execute("UPDATE blobs SET data = ? WHERE digest = ?", [changed, digest])
     connection.close()
+
+
+def test_no_job_that_was_accepted_is_lost_and_none_is_made_twice(tmp_path: Path) -> None:
+    accepted: dict[str, str] = {}
+    keys = [f"order-{n}" for n in range(60)]
+
+    def order(running: EngineProcess, key: str) -> None:
+        body = {"model": "toy", "prompt": "a count", "seed": 7}
+        answer = running.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key})
+        assert answer.status_code == 202
+        assert accepted.setdefault(key, answer.json()["id"]) == answer.json()["id"]
+
+    for round_ in range(4):
+        with engine(tmp_path, ready=False) as running:
+            killer = threading.Timer(0.05 + 0.1 * round_, os.killpg, [running.process.pid, signal.SIGKILL])
+            killer.start()
+            for key in keys:
+                with contextlib.suppress(httpx.TransportError):
+                    order(running, key)
+            killer.join()
+    with engine(tmp_path) as running:
+        for key in keys:
+            order(running, key)
+        listed = running.http.get("/v1/jobs", params={"limit": 1000}).json()["data"]
+
+        assert {job["id"] for job in listed} == set(accepted.values())
+        assert len(listed) == len(keys)
+        assert all(running.ended(job["id"])["status"] == "completed" for job in listed)
 
 
 def test_a_job_that_kills_its_workers_is_failed_for_good_and_the_next_one_runs(tmp_path: Path) -> None:

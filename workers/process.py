@@ -38,6 +38,12 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Process id whose death ends this worker; None for one that stands alone."""
 
 
+def ignore_interrupts(settings: WorkerSettings) -> None:
+    """Control-C reaches all processes of a terminal; a worker with a parent leaves it to that one."""
+    if settings.parent is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, int], list[str]]) -> str:
     """Rank 0's life. `follower(address, rank)` is the command line of another rank. Returns why it ended."""
     sys.setswitchinterval(5e-4)  # the link's thread must get a word in while the executor's is in Python
@@ -57,6 +63,8 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
         )
         link = Link(settings.connect, identity, executor, others, heartbeat_s=settings.heartbeat_s)
         signal.signal(signal.SIGTERM, lambda *_: link.stop())
+        if settings.parent is None:
+            signal.signal(signal.SIGINT, lambda *_: link.stop())
         return link.run()
 
 
