@@ -48,7 +48,9 @@ class Resources(Struct, frozen=True):
 class WorkPlan(Struct, frozen=True, kw_only=True):
     """One step, described and not run: what it reads, what it makes, what it needs.
 
-    `instance` is the card whose resident model runs it, `kind` picks the step body.
+    `instance` is the card whose resident model runs it, `kind` picks the step body. `writes` promises the names of all
+    tensors that the step leaves: what comes next does not depend on their values, and may be queued before they are
+    there. None: it does.
     """
 
     instance: str
@@ -60,6 +62,7 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     scalars: dict[str, Scalar] = {}
     resources: Resources = Resources()
     emits: tuple[str, ...] = ()
+    writes: tuple[str, ...] | None = None
 
 
 class StepError(Struct, frozen=True):
@@ -76,6 +79,18 @@ class UnitId(Struct, frozen=True):
     epoch: int
     version: int
     attempt: int
+
+
+_PROMISE = "promised:"
+
+
+def promised(unit: UnitId, name: str) -> TensorRef:
+    """A tensor that a unit has not made yet, for a unit that follows it on the same worker."""
+    return TensorRef(f"{_PROMISE}{unit.version}:{name}", "", (), (), 0)
+
+
+def is_promised(ref: TensorRef) -> bool:
+    return ref.digest.startswith(_PROMISE)
 
 
 class WorkUnit(Struct, frozen=True, tag="work_unit"):

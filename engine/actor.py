@@ -6,6 +6,7 @@ from its log again: recovery is the only way to start.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Sequence
 
 import msgspec
@@ -40,6 +41,13 @@ class Pending(Struct, frozen=True):
     told: "asyncio.Future[Job]"
 
 
+class Sent(Struct, frozen=True):
+    """A unit that is with a worker."""
+
+    id: UnitId
+    plan: WorkPlan
+
+
 class JobActor:
     def __init__(self, journal: Journal, loaded: Loaded, saved: Saved) -> None:
         self._journal = journal
@@ -47,12 +55,12 @@ class JobActor:
         self.state = saved.state
         self.version = loaded.version
         self.epoch = loaded.epoch
-        self.unit: UnitId | None = None
-        """The unit that is with a worker."""
         self.plan: WorkPlan | None = None
-        """The step that comes next, or is out."""
+        """The step that comes after the state."""
+        self.out: deque[Sent] = deque()
+        """The units that are with a worker: that step, and perhaps the one that is sure to follow it."""
         self.lined_up = False
-        """Whether that step waits for a worker."""
+        """Whether a step waits for a worker."""
         self.home: str | None = None
         """The worker that holds the job's tensors, and what it holds of them."""
         self.left: str | None = None
@@ -101,20 +109,22 @@ class JobActor:
 
     def leave(self) -> None:
         """The worker that held the job's tensors is gone."""
-        self.unit = self.home = self.left = None
+        self.out.clear()
+        self.home = self.left = None
         self.held = frozenset()
 
-    def needs(self) -> tuple[str, ...]:
-        """The digests of all tensors that the job's next steps may read."""
-        return needs(self.job, self.state)
+    def next_unit(self) -> UnitId:
+        """The name of the unit to be sent now: each that is out stands for one event to come at least."""
+        return UnitId(self.job.id, self.epoch, self.version + len(self.out), self.job.attempt)
 
     def keep_inline(self, arrived: dict[str, bytes]) -> None:
         """Hold on to the small blobs that the job still needs."""
         have = self.inline | arrived
-        self.inline = {digest: have[digest] for digest in self.needs() if digest in have}
+        self.inline = {digest: have[digest] for digest in needs(self.job, self.state) if digest in have}
 
 
 def needs(job: Job, state: LoopState | None) -> tuple[str, ...]:
+    """The digests of all tensors that the job's next steps may read."""
     if state is None:
         return ()
     refs = [*state.tensors.values(), *state.inputs.values(), *job.outputs.values()]

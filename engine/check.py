@@ -1,7 +1,8 @@
 """The read model and the checkpoints against the log: both are derived, so both must come out the same again."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 from msgspec import Struct
 
 from engine import events as facts
@@ -10,7 +11,7 @@ from engine.errors import HistoryError
 from engine.events import JobEvent
 from engine.job import Job, fold
 from engine.views import row
-from store.journal import Event, JobRow, Journal
+from store.journal import Event, JobRow, Journal, Loaded
 
 PAGE = 1000
 
@@ -25,48 +26,68 @@ class Report(Struct, frozen=True):
 
 
 async def check(journal: Journal) -> Report:
-    """Fold every job's log and compare: versions without gaps, the head, the checkpoint, the row of the job list."""
+    """Fold every job's log and compare: versions without gaps, the head, the checkpoint, the row of the job list.
+
+    An engine may be at work meanwhile: what it changes under our eyes is no problem.
+    """
     problems: list[str] = []
-    rows: list[JobRow] = []
-    listed = {item.id: item async for item in _rows(journal)}
-    streams = count = 0
+    derived: dict[str, JobRow | None] = {}
+    count = 0
+    before = await _listed(journal)
     async for stream in _streams(journal):
-        streams += 1
-        events = [event async for event in history(journal, stream)]
+        events, loaded = await _at_rest(journal, stream)
         count += len(events)
-        derived, found = await _check_stream(journal, stream, events)
+        derived[stream.removeprefix("job/")], found = _check_stream(stream, events, loaded)
         problems += found
-        if derived is not None:
-            rows.append(derived)
-            if listed.pop(derived.id, None) != derived:
-                problems.append(f"{stream}: the job list says something else than the log")
-    problems += [f"job/{job}: is in the job list and has no log" for job in listed]
-    return Report(streams, count, tuple(problems), tuple(rows))
+    problems += _row_problems(before, derived, await _listed(journal))
+    return Report(len(derived), count, tuple(problems), tuple(filter(None, derived.values())))
 
 
-async def history(journal: Journal, stream: str) -> AsyncIterator[Event]:
-    """All events of a stream, page by page."""
-    after = 0
+async def history(journal: Journal, stream: str, after: int = 0) -> AsyncIterator[Event]:
+    """All events of a stream with a position greater than `after`, page by page."""
     while page := await journal.read(stream, after=after, limit=PAGE):
         for event in page:
             yield event
         after = page[-1].position
 
 
-async def _check_stream(journal: Journal, stream: str, events: list[Event]) -> tuple[JobRow | None, list[str]]:
+async def _at_rest(journal: Journal, stream: str) -> tuple[list[Event], Loaded | None]:
+    """A stream's events and its head as they were at one moment: nothing was appended between the two looks."""
+    events = [event async for event in history(journal, stream)]
+    while True:
+        loaded = await journal.load(stream)
+        later = [event async for event in history(journal, stream, after=events[-1].position if events else 0)]
+        if not later:
+            return events, loaded
+        events += later
+
+
+def _check_stream(stream: str, events: list[Event], loaded: Loaded | None) -> tuple[JobRow | None, list[str]]:
+    if not events:
+        return None, [f"{stream}: has a head and no events"]
     problems = []
     if [event.version for event in events] != list(range(1, len(events) + 1)):
         problems.append(f"{stream}: versions have gaps")
     try:
         derived = _derived_row(events)
-        loaded = await journal.load(stream)
         if loaded is None or loaded.version != len(events):
             problems.append(f"{stream}: the head is not at the last event")
         elif restore(loaded).job != replay([facts.decode(event) for event in events]):
             problems.append(f"{stream}: the checkpoint is not what the log folds to")
-    except HistoryError as error:
+    except (HistoryError, msgspec.DecodeError) as error:
         return None, [*problems, f"{stream}: {error}"]
     return derived, problems
+
+
+def _row_problems(
+    before: dict[str, JobRow], derived: dict[str, JobRow | None], after: dict[str, JobRow]
+) -> Iterator[str]:
+    """A row and what it is derived from are one append: one that stayed the same all the while must be what we saw."""
+    for job, ours in derived.items():
+        if ours is not None and before.get(job) == after.get(job) != ours:
+            yield f"job/{job}: the job list says something else than the log"
+    for job in before.keys() - derived.keys():
+        yield f"job/{job}: is in the job list and has no log"
 
 
 def _derived_row(events: list[Event]) -> JobRow:
@@ -91,9 +112,10 @@ async def _streams(journal: Journal) -> AsyncIterator[str]:
         after = page[-1]
 
 
-async def _rows(journal: Journal) -> AsyncIterator[JobRow]:
+async def _listed(journal: Journal) -> dict[str, JobRow]:
+    listed: dict[str, JobRow] = {}
     after = None
     while page := await journal.jobs(after=after, limit=PAGE):
-        for item in page:
-            yield item
+        listed |= {row.id: row for row in page}
         after = page[-1].id
+    return listed

@@ -4,13 +4,20 @@ import heapq
 import itertools
 
 from cards.registry import Registry
-from cards.wire import Release, UnitId, WorkPlan, WorkUnit
-from engine.actor import JobActor
+from cards.wire import Release, WorkPlan, WorkUnit
+from engine import driver
+from engine.actor import JobActor, Sent, needs
+from engine.driver import Ahead
 from engine.events import NumericsChanged
 from engine.fleet import Fleet, Seat, choose
 from engine.job import State
 from engine.ledger import Ledger
 from engine.link import Link
+
+Assignment = tuple[JobActor, Seat, WorkUnit]
+
+AHEAD = 2
+"""Units of one job that may be with a worker at once: one runs, and the one that follows is there when it is done."""
 
 
 class Dispatcher:
@@ -33,11 +40,9 @@ class Dispatcher:
     async def dispatch(self) -> list[Seat]:
         """Send every step that a worker takes. Returns the seats that turned out to be gone."""
         gone: list[Seat] = []
-        for actor, unit in self._assign():
-            seat = self._fleet.seats.get(actor.home or "")
-            wanted = actor.unit == unit and actor.job.state is State.RUNNING
-            if wanted and seat is not None and not await self._send(actor, unit, seat):
-                self._fleet.leave(seat.worker)
+        for actor, seat, unit in self._assign():
+            wanted = any(sent.id == unit.id for sent in actor.out) and actor.job.state is State.RUNNING
+            if wanted and not await self._send(actor, seat, unit) and self._fleet.leave(seat.worker):
                 gone.append(seat)
         return gone
 
@@ -46,7 +51,7 @@ class Dispatcher:
         if actor.home is not None:
             await self._link.send(actor.home, Release(actor.job.id, actor.epoch))
 
-    def _assign(self) -> list[tuple[JobActor, UnitId]]:
+    def _assign(self) -> list[Assignment]:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
         assigned = []
         later = []
@@ -55,37 +60,52 @@ class Dispatcher:
             actor = entry[2]
             if not self._current(actor):
                 continue
-            assert actor.plan is not None
-            seat = choose(self._fleet.serving(actor.job.model), actor.plan, actor.home)
-            if seat is None:  # this one does not fit now; it must not block one that does
-                later.append(entry)
+            following = self.following(actor)
+            if following is None:  # the unit that is out may end its loop: what follows is known when it is back
+                actor.lined_up = False
+            elif (seat := self._seat_for(actor, following.plan)) is None:
+                later.append(entry)  # this one does not fit now; it must not block one that does
             else:
-                assigned.append((actor, self._reserve(actor, actor.plan, seat)))
+                assigned.append((actor, seat, self._reserve(actor, following, seat)))
         for entry in later:
             heapq.heappush(self._ready, entry)
         return assigned
+
+    def following(self, actor: JobActor) -> Ahead | None:
+        """The step to send next: the one after the state, or the one that is sure to follow the unit that is out."""
+        assert actor.state is not None
+        assert actor.plan is not None
+        if not actor.out:
+            return Ahead(actor.state, actor.plan)
+        sent = actor.out[0]
+        return driver.ahead(self._registry[actor.job.model.name], actor.state, sent.id, sent.plan)
+
+    def _seat_for(self, actor: JobActor, plan: WorkPlan) -> Seat | None:
+        seats = self._fleet.serving(actor.job.model)
+        if actor.out:  # it reads what only that worker will have
+            seats = [seat for seat in seats if seat.worker == actor.home]
+        return choose(seats, plan, actor.home)
 
     def _current(self, actor: JobActor) -> bool:
         """Whether an entry still stands for something: its job may have been cancelled or dropped."""
         return actor.lined_up and self._ledger.actors.get(actor.job.id) is actor
 
-    def _reserve(self, actor: JobActor, plan: WorkPlan, seat: Seat) -> UnitId:
+    def _reserve(self, actor: JobActor, following: Ahead, seat: Seat) -> WorkUnit:
         if actor.job.fingerprint != seat.hello.fingerprint:
             self._ledger.write(actor, [NumericsChanged(fingerprint=seat.hello.fingerprint)])
         actor.move_to(seat.worker)
         actor.lined_up = False
-        actor.unit = UnitId(actor.job.id, actor.epoch, actor.version, actor.job.attempt)
-        seat.outstanding[actor.unit] = plan
-        return actor.unit
+        keep = needs(actor.job, following.state)
+        inline = tuple(digest for digest in keep if digest in actor.inline and digest not in actor.held)
+        actor.held = actor.held.union(inline)
+        unit = WorkUnit(id=actor.next_unit(), plan=following.plan, inline=inline, keep=keep)
+        actor.out.append(Sent(unit.id, unit.plan))
+        seat.outstanding[unit.id] = unit.plan
+        return unit
 
-    async def _send(self, actor: JobActor, unit: UnitId, seat: Seat) -> bool:
+    async def _send(self, actor: JobActor, seat: Seat, unit: WorkUnit) -> bool:
         """Whether the worker could be reached."""
-        assert actor.plan is not None
         if actor.left is not None:
             await self._link.send(actor.left, Release(actor.job.id, actor.epoch))
             actor.left = None
-        needs = actor.needs()
-        inline = tuple(digest for digest in needs if digest in actor.inline and digest not in actor.held)
-        actor.held = actor.held.union(inline).intersection(needs)
-        work = WorkUnit(id=unit, plan=actor.plan, inline=inline, keep=needs)
-        return await self._link.send(seat.worker, work, [actor.inline[digest] for digest in inline])
+        return await self._link.send(seat.worker, unit, [actor.inline[digest] for digest in unit.inline])

@@ -13,7 +13,7 @@ from cards.card import Node
 from cards.family import Family
 from cards.loop import Done, Loop, LoopContext, LoopState, StepOutput
 from cards.request import ResolvedRequest
-from cards.wire import StepResult, TensorRef, WorkPlan
+from cards.wire import StepResult, TensorRef, UnitId, WorkPlan, promised
 from engine.errors import LoopFailed
 from engine.events import JobCompleted, JobEvent, NodeCompleted, NodeStarted, StepCompleted
 from engine.job import Job
@@ -27,6 +27,13 @@ class Turn(Struct, frozen=True):
     events: tuple[JobEvent, ...]
     state: LoopState | None
     plan: WorkPlan | None
+
+
+class Ahead(Struct, frozen=True):
+    """A step whose inputs are still being made, and the state that it would follow."""
+
+    state: LoopState
+    plan: WorkPlan
 
 
 def node_of(job: Job, family: Family) -> Node:
@@ -60,6 +67,20 @@ def fold_in(job: Job, family: Family, state: LoopState, done: StepCompleted) -> 
     """A step is done: perhaps its node ends with it, and perhaps the job. Raises LoopFailed."""
     with _family_code(node_of(job, family)):
         return _fold_in(job, family, state, done)
+
+
+def ahead(family: Family, state: LoopState, unit: UnitId, plan: WorkPlan) -> Ahead | None:
+    """What is sure to follow a unit that is out, if anything is: its results are read as what it promised to make."""
+    if plan.writes is None:
+        return None
+    loop = _loop(family, state)
+    try:
+        state = loop.advance(state, StepOutput({name: promised(unit, name) for name in plan.writes}))
+        following = loop.next(state)
+    except Exception:
+        log.exception("loop %s cannot look ahead", state.loop)
+        return None
+    return Ahead(state, following) if isinstance(following, WorkPlan) else None
 
 
 def _fold_in(job: Job, family: Family, state: LoopState, done: StepCompleted) -> Turn:

@@ -14,11 +14,11 @@ from msgspec import Struct
 from cards import codec
 from cards.card import Node
 from cards.registry import Registry
-from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Released, StepResult
+from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Released, StepResult, WorkPlan
 from engine import driver, verbs
 from engine.actor import JobActor, restore, stream
 from engine.clock import Clock
-from engine.dispatch import Dispatcher
+from engine.dispatch import AHEAD, Dispatcher
 from engine.errors import JobNotFound, LoopFailed, StoreTrouble
 from engine.events import JobCancelled, JobReleased
 from engine.fleet import Fleet, Seat
@@ -31,6 +31,9 @@ from store.errors import StoreError
 from store.journal import Journal
 
 log = logging.getLogger("keyframe.engine")
+
+LAST_WORDS_S = 0.05
+"""What a process sent before it ended may still be on its way: its last result decides which step it died of."""
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -116,7 +119,7 @@ class Engine:
             await self._clock.sleep(0.01)
         for actor in list(self.ledger.actors.values()):
             if actor.job.state is State.RUNNING:
-                actor.unit = None
+                actor.out.clear()
                 self.ledger.write(actor, [JobReleased(engine=self.settings.name)])
         with anyio.move_on_after(grace_s):
             await self.ledger.settled()
@@ -184,7 +187,8 @@ class Engine:
             await self._dispatch()
 
     async def lose_process(self, host: str, pid: int, reason: str) -> bool:
-        """The same for a worker that is known by its process. Whether there was one."""
+        """The same for a worker that is known by its process, which has ended. Whether there was one."""
+        await self._clock.sleep(LAST_WORDS_S)
         lost = [seat.worker for seat in self.fleet.seats.values() if (seat.hello.host, seat.hello.pid) == (host, pid)]
         for worker in lost:
             await self.lose(worker, reason)
@@ -221,19 +225,22 @@ class Engine:
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:
         self.moved_at = self._clock.monotonic()
         actor = self.ledger.actors.get(result.id.job)
-        wanted = self.fleet.answered(worker, result.id) and actor is not None and actor.unit == result.id
-        if wanted and actor is not None and actor.job.state is State.RUNNING:
+        answered = self.fleet.answered(worker, result.id)
+        if answered and actor is not None and actor.out and actor.out[0].id == result.id:
             arrived = dict(zip(result.inline, frames, strict=False))
             if any(codec.digest(arrived.get(digest, b"")) != digest for digest in result.inline):
                 await self.lose(worker, "sent bytes that do not hash to their name", blame=False)
                 return
-            actor.unit = None
-            self._fold_in(actor, worker, result, arrived)
+            sent = actor.out.popleft()
+            if actor.job.state is State.RUNNING:
+                self._fold_in(actor, worker, sent.plan, result, arrived)
             await self._go_on(actor)
         else:
             await self._dispatch()  # it decides nothing, but the worker has room again
 
-    def _fold_in(self, actor: JobActor, worker: str, result: StepResult, arrived: dict[str, bytes]) -> None:
+    def _fold_in(
+        self, actor: JobActor, worker: str, plan: WorkPlan, result: StepResult, arrived: dict[str, bytes]
+    ) -> None:
         if result.error is not None:
             if result.error.kind == "store_trouble":
                 self._wait_for_store(actor, result.error.message)
@@ -241,8 +248,7 @@ class Engine:
                 self._fail(actor, result.error.kind, result.error.message)
             return
         assert actor.state is not None
-        assert actor.plan is not None
-        done = driver.completed(self._node(actor.job), actor.plan, result, worker)
+        done = driver.completed(self._node(actor.job), plan, result, worker)
         try:
             turn = driver.fold_in(actor.job, self.registry[actor.job.model.name], actor.state, done)
         except LoopFailed as error:
@@ -258,6 +264,8 @@ class Engine:
         """The step itself is sound: it is sent again with the next tick."""
         self.ledger.trouble = message
         actor.waits = True
+        actor.out.clear()  # what follows was promised a tensor that is not there
+        actor.held = frozenset()
         log.warning("a step waits for the store: %s", message, extra={"job": actor.job.id})
 
     def _fail(self, actor: JobActor, kind: str, message: str) -> None:
@@ -276,11 +284,11 @@ class Engine:
         self._kill(seat.hello)
         running = next(iter(seat.outstanding), None) if blame else None
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
-            unit = actor.unit
+            units = [sent.id for sent in actor.out]
             actor.leave()
-            if unit is None and actor.job.state is not State.CANCELLING:
+            if not units and actor.job.state is not State.CANCELLING:
                 continue  # it was between two steps: its next one goes elsewhere
-            blamed = unit is not None and unit == running
+            blamed = running in units
             limit = self.settings.max_deaths
             node = self._node(actor.job)
             events = verbs.lose_worker(actor.job, node, seat.worker, reason, blamed=blamed, max_deaths=limit)
@@ -294,7 +302,7 @@ class Engine:
         actor = self.ledger.actors.get(job_id)
         if actor is None:
             return await self._cancel_in_log(job_id, reason)
-        events = verbs.cancel(actor.job, reason, running=actor.unit is not None)
+        events = verbs.cancel(actor.job, reason, running=bool(actor.out))
         if events:
             self._cancelling_since[job_id] = self._clock.monotonic()
             actor.lined_up = False
@@ -358,9 +366,9 @@ class Engine:
         await self.dispatcher.release(actor)
 
     def _line_up(self, actor: JobActor) -> bool:
-        """Line the job's next step up, if it is neither lined up already nor out, nor too far ahead of the disk."""
-        idle = actor.job.state is State.RUNNING and actor.unit is None and not actor.lined_up
-        may = idle and not actor.waits and actor.undurable < self.settings.window
+        """Line the job's next step up, if none is lined up, and its units are not too far ahead of worker and disk."""
+        idle = actor.job.state is State.RUNNING and not actor.lined_up and not actor.waits
+        may = idle and len(actor.out) < AHEAD and actor.undurable + len(actor.out) < self.settings.window
         if may:
             self.dispatcher.line_up(actor)
         return may

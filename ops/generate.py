@@ -31,7 +31,7 @@ async def generate(request: dict[str, Any], out: Path, settings: Settings, serve
         else:
             console.print(f"going on with {job['id']}")
         for warning in job["warnings"]:
-            console.print(f"[yellow]{warning['field']}: {warning['message']}")
+            console.print(f"{warning['field']}: {warning['message']}", style="yellow", markup=False)
         await _show_progress(remote, job, out)
         return await _save(remote, await remote.job(job["id"]), out)
 
@@ -81,7 +81,8 @@ async def _show_progress(remote: Remote, job: JobObject, out: Path) -> None:
                         await _download(remote, job["id"], "preview.png", path)
                         progress.update(bar, preview=f"preview {path}")
                 case "worker_lost":
-                    progress.console.print(f"[yellow]a worker was lost ({fact['reason']}); going on elsewhere")
+                    lost = f"a worker was lost ({fact['reason']}); going on elsewhere"
+                    progress.console.print(lost, style="yellow", markup=False)
 
 
 async def _save(remote: Remote, job: JobObject, out: Path) -> list[Path]:

@@ -82,7 +82,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         entries = tomllib.loads(file.read_text())
     except OSError as error:
         raise BadSettings(f"cannot read {file}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadSettings(f"{file} is not TOML: {error}") from error
     if unknown := set(entries) - set(_names()):
         raise BadSettings(f"{file}: unknown setting {sorted(unknown)[0]!r}; there are: {', '.join(_names())}")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
@@ -18,7 +19,7 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     for name in rows[0] if rows else ("nothing",):
         table.add_column(name, overflow="fold")  # an id that is cut short is of no use
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(Text(_cell(value)) for value in row.values()))  # a prompt is no markup
     Console(soft_wrap=not sys.stdout.isatty()).print(table)
 
 

@@ -6,6 +6,7 @@ The workers run the real executor on the real wire types; only the sockets and t
 import asyncio
 import itertools
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -107,7 +108,8 @@ class SimWorker:
         self.executor = Executor(load_models({f.card.name: f for f in families}, "cpu"), blobs)
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
-        self._inbox: asyncio.Queue[tuple[EngineMessage, tuple[bytes, ...]]] = asyncio.Queue()
+        self._inbox: deque[tuple[EngineMessage, tuple[bytes, ...]]] = deque()
+        self._arrived = asyncio.Event()
 
     def hello(self) -> Hello:
         return Hello(
@@ -123,13 +125,23 @@ class SimWorker:
         )
 
     def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
-        self._inbox.put_nowait((message, tuple(frames)))
+        if isinstance(message, Release):  # it overtakes the units that it makes pointless
+            left = [(m, f) for m, f in self._inbox if not (isinstance(m, WorkUnit) and m.id.job == message.job)]
+            self._inbox = deque(left)
+        self._inbox.append((message, tuple(frames)))
+        self._arrived.set()
+
+    async def _next(self) -> tuple[EngineMessage, tuple[bytes, ...]]:
+        while not self._inbox:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._inbox.popleft()
 
     async def run(self, tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]) -> None:
         tell(self.name, self.hello(), ())
         while not self.dead:
             with anyio.move_on_after(0.2) as idle:
-                message, frames = await self._inbox.get()
+                message, frames = await self._next()
             await self._thawed()
             if idle.cancelled_caught:
                 self._beat(tell)

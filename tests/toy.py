@@ -4,6 +4,7 @@
 
 sleep: seconds a counting step takes. fail, oom, die, kill, diverge: the counting step that raises, runs out of memory,
 ends its executor, ends its process, or gives every process its own bits. big: bytes of an extra tensor a step.
+adaptive=1: what comes next is said to depend on what a step finds.
 """
 
 import os
@@ -99,7 +100,13 @@ class ToyLoop:
             reads=state.inputs | state.tensors,
             scalars=state.scalars,
             resources=Resources(peak_bytes=1 << 20),
+            writes=self._writes(state),
         )
+
+    def _writes(self, state: LoopState) -> tuple[str, ...] | None:
+        if state.loop != "count" or "adaptive" in directives(str(state.scalars["prompt"])):
+            return None
+        return ("x", "big") if "big" in directives(str(state.scalars["prompt"])) else ("x",)
 
     def advance(self, state: LoopState, output: StepOutput) -> LoopState:
         return replace(state, step=state.step + 1, tensors=state.tensors | output.tensors)

@@ -4,6 +4,7 @@ WorkerError
  - RankSilent          a rank did not answer in time
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
+ - BrokenPromise       a unit did not make what a unit behind it was told it would
 """
 
 
@@ -29,3 +30,8 @@ class BlobsUnavailable(WorkerError):
 
 class BlobLost(WorkerError):
     """The message is the blob store's own."""
+
+
+class BrokenPromise(WorkerError):
+    def __init__(self, promise: str) -> None:
+        super().__init__(f"the unit before this one did not make {promise}")

@@ -8,7 +8,7 @@ from msgspec import Struct
 from cards import codec
 from cards.family import Components, Made, StepBody
 from cards.registry import Registry
-from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, WorkPlan, WorkUnit
+from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
 from workers.errors import BlobLost, BlobsUnavailable
 from workers.resident import BlobStore, Resident
@@ -49,29 +49,36 @@ class Executor:
         began = perf_counter()
         try:
             self.resident.admit(unit.id.job, unit.keep, dict(zip(unit.inline, frames, strict=True)))
-            made, reads = self._step(unit.id.job, unit.plan)
-            return self._answer(unit, made, reads, perf_counter() - began)
+            reads = {name: self.resident.resolve(unit.id.job, ref) for name, ref in unit.plan.reads.items()}
+            tensors = {name: self.resident.get(unit.id.job, ref) for name, ref in reads.items()}
+            made = self._step(unit.plan, tensors)
+            named = {id(tensors[name]): ref for name, ref in reads.items()}
+            return self._answer(unit.id, made, named, perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
             return Answer(StepResult(id=unit.id, error=_step_error(error), seconds=perf_counter() - began))
 
-    def _step(self, job: str, plan: WorkPlan) -> "tuple[Made, dict[str, torch.Tensor]]":
+    def _step(self, plan: WorkPlan, tensors: "dict[str, torch.Tensor]") -> Made:
         import torch
 
         model = self._models[plan.instance]
-        reads = {name: self.resident.get(job, ref) for name, ref in plan.reads.items()}
         with torch.inference_mode():
-            return model.bodies[plan.kind](model.components, plan, reads), reads
+            return model.bodies[plan.kind](model.components, plan, tensors)
 
-    def _answer(self, unit: WorkUnit, made: Made, reads: "dict[str, torch.Tensor]", seconds: float) -> Answer:
+    def _answer(self, unit: UnitId, made: Made, named: dict[int, TensorRef], seconds: float) -> Answer:
+        """`named` are the tensors that the step read, by object: one that is handed through has a name already."""
         inline: dict[str, bytes] = {}
-        tensors = {name: self._keep(unit, tensor, reads, inline) for name, tensor in made.tensors.items()}
+        tensors: dict[str, TensorRef] = {}
+        for name, tensor in made.tensors.items():
+            ref, kept = (named[id(tensor)], tensor) if id(tensor) in named else self._store(tensor, inline)
+            self.resident.put(unit.job, ref, kept, promised(unit, name))
+            tensors[name] = ref
         artifacts: list[ArtifactRef] = []
         for artifact in made.artifacts:
             digest = codec.digest(artifact.data)
             self._put(digest, artifact.data, inline)
             artifacts.append(artifact.ref(digest))
         result = StepResult(
-            id=unit.id,
+            id=unit,
             tensors=tensors,
             artifacts=tuple(artifacts),
             scalars=made.scalars,
@@ -80,18 +87,12 @@ class Executor:
         )
         return Answer(result, tuple(inline.values()))
 
-    def _keep(
-        self, unit: WorkUnit, tensor: "torch.Tensor", reads: "dict[str, torch.Tensor]", inline: dict[str, bytes]
-    ) -> TensorRef:
-        for name, read in reads.items():
-            if tensor is read:  # handed through unchanged: it has a name already
-                return unit.plan.reads[name]
+    def _store(self, tensor: "torch.Tensor", inline: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
+        """Its name, and the tensor to go on with: the one that a resume would load, if that is not laid out alike."""
         ref, data = codec.encode(tensor)
         self._put(ref.digest, data, inline)
-        if tensor.storage_offset() or tensor.stride() != ref.strides:
-            tensor = codec.decode(data)  # the state that goes on is the one that a resume would load
-        self.resident.put(unit.id.job, ref.digest, tensor)
-        return ref
+        alike = not tensor.storage_offset() and tensor.stride() == ref.strides
+        return ref, tensor if alike else codec.decode(data)
 
     def _put(self, digest: str, data: bytes, inline: dict[str, bytes]) -> None:
         if len(data) <= INLINE_LIMIT:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from cards import codec
-from cards.wire import TensorRef
+from cards.wire import TensorRef, is_promised
+from workers.errors import BrokenPromise
 
 if TYPE_CHECKING:
     import torch
@@ -29,28 +30,50 @@ class Held(Struct, frozen=True):
     nbytes: int
 
 
+class JobTensors(Struct):
+    """One job's tensors by digest, and what became of the promises that its units made."""
+
+    tensors: "dict[str, torch.Tensor]" = field(default_factory=dict)
+    kept: dict[str, TensorRef] = field(default_factory=dict)
+
+
 class Resident:
     """The tensors of all jobs on this device. Not thread-safe: it belongs to the executor."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
-        self._jobs: dict[str, dict[str, torch.Tensor]] = {}
+        self._jobs: dict[str, JobTensors] = {}
 
     def admit(self, job: str, keep: Iterable[str], arrived: Mapping[str, bytes]) -> None:
         """Forget what the job no longer refers to and take in what came with the unit."""
-        held = self._jobs.get(job, {})
-        kept = {digest: held[digest] for digest in keep if digest in held}
-        self._jobs[job] = kept | {digest: codec.decode(data) for digest, data in arrived.items()}
+        held = self._jobs.get(job, JobTensors())
+        kept = {promise: held.kept[promise] for promise in keep if promise in held.kept}
+        wanted = {*keep, *(ref.digest for ref in kept.values())}
+        tensors = {digest: tensor for digest, tensor in held.tensors.items() if digest in wanted}
+        tensors |= {digest: codec.decode(data) for digest, data in arrived.items()}
+        self._jobs[job] = JobTensors(tensors, kept)
+
+    def resolve(self, job: str, ref: TensorRef) -> TensorRef:
+        """The tensor that a promise has become; any other reference stands for itself. Raises BrokenPromise."""
+        if not is_promised(ref):
+            return ref
+        kept = self._jobs[job].kept if job in self._jobs else {}
+        if ref.digest not in kept:
+            raise BrokenPromise(ref.digest)
+        return kept[ref.digest]
 
     def get(self, job: str, ref: TensorRef) -> "torch.Tensor":
         """Raises BlobLost if the tensor is neither here nor there, BlobsUnavailable."""
-        held = self._jobs.setdefault(job, {})
-        if ref.digest not in held:
-            held[ref.digest] = codec.decode(self._blobs.get(ref.digest))
-        return held[ref.digest]
+        tensors = self._jobs.setdefault(job, JobTensors()).tensors
+        if ref.digest not in tensors:
+            tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest))
+        return tensors[ref.digest]
 
-    def put(self, job: str, digest: str, tensor: "torch.Tensor") -> None:
-        self._jobs.setdefault(job, {})[digest] = tensor
+    def put(self, job: str, ref: TensorRef, tensor: "torch.Tensor", promise: TensorRef) -> None:
+        """Hold a tensor that a unit has made, as itself and as what the unit promised."""
+        held = self._jobs.setdefault(job, JobTensors())
+        held.tensors[ref.digest] = tensor
+        held.kept[promise.digest] = ref
 
     def release(self, job: str) -> None:
         self._jobs.pop(job, None)
@@ -59,5 +82,5 @@ class Resident:
         self._jobs.clear()
 
     def held(self) -> Held:
-        tensors = [tensor for job in list(self._jobs.values()) for tensor in list(job.values())]
+        tensors = [tensor for job in list(self._jobs.values()) for tensor in list(job.tensors.values())]
         return Held(len(tensors), sum(tensor.nbytes for tensor in tensors))

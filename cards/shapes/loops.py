@@ -36,6 +36,7 @@ class _Counted:
             reads=state.inputs | state.tensors,
             scalars=state.scalars | {"steps": state.steps},
             resources=Resources(peak_bytes=self.peak_bytes),
+            writes=self.writes(state),
         )
 
     def advance(self, state: LoopState, output: StepOutput) -> LoopState:
@@ -51,6 +52,9 @@ class _Counted:
 
     def steps(self, context: LoopContext) -> int:
         return 1
+
+    def writes(self, state: LoopState) -> tuple[str, ...]:
+        return ()
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:
         return {}
@@ -82,6 +86,9 @@ class Denoise(_Counted):
             "preview_every": request.preview_every,
         }
 
+    def writes(self, state: LoopState) -> tuple[str, ...]:
+        return ("latent",)
+
     def next(self, state: LoopState) -> WorkPlan | Done:
         plan = super().next(state)
         every = int(state.scalars["preview_every"])
@@ -98,6 +105,9 @@ class DecodeVae(_Counted):
 
     def steps(self, context: LoopContext) -> int:
         return LATENT_FRAMES
+
+    def writes(self, state: LoopState) -> tuple[str, ...]:
+        return (f"frames/{state.step}",)
 
     def next(self, state: LoopState) -> WorkPlan | Done:
         plan = super().next(state)

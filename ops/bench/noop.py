@@ -60,7 +60,13 @@ class Count:
         if state.step == state.steps:
             return Done()
         return WorkPlan(
-            instance="noop", loop="count", kind="count", step=state.step, reads=state.tensors, scalars=state.scalars
+            instance="noop",
+            loop="count",
+            kind="count",
+            step=state.step,
+            reads=state.tensors,
+            scalars=state.scalars,
+            writes=("x",),
         )
 
     def advance(self, state: LoopState, output: StepOutput) -> LoopState:

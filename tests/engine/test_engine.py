@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from cards.errors import InvalidRequest, UnknownModel
-from cards.wire import Released, StepResult, TensorRef, UnitId
+from cards.wire import Released, StepResult, TensorRef, UnitId, is_promised
 from engine.engine import Outcome
 from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused
 from engine.events import JobRecovered, NumericsChanged, WorkerLost
@@ -128,6 +128,32 @@ async def test_jobs_interleaved_equal_the_same_jobs_run_alone(workers: int) -> N
     assert together == alone
     if workers == 1:
         assert first != sorted(first), "the jobs ran one after the other: nothing was interleaved"
+
+
+async def test_the_step_that_is_sure_to_follow_is_there_when_one_is_done() -> None:
+    async with World().engine() as running:
+        worker = running.workers[0]
+        worker.gate = anyio.Event()
+        job = await running.client.submit(request(steps=4))
+        worker.gate.set()
+        await running.until(lambda: any(unit.plan.loop == "count" for unit in worker.ran))
+        worker.gate = anyio.Event()
+        await running.until(lambda: running.client.statistics().outstanding_units == 2)
+        ahead = list(running.engine.fleet.seats[worker.name].outstanding.values())[1]
+        worker.gate.set()
+
+        assert is_promised(ahead.reads["x"])
+        assert (await running.ended(job.id)).state is State.COMPLETED
+
+
+async def test_a_step_that_depends_on_what_the_last_one_found_waits_for_it() -> None:
+    async with World().engine() as running:
+        one = await running.ended((await running.client.submit(request("a count"))).id)
+        other = await running.ended((await running.client.submit(request("a count adaptive=1"))).id)
+        reads = [ref for unit in running.workers[0].ran if unit.id.job == other.id for ref in unit.plan.reads.values()]
+
+        assert other.artifacts == one.artifacts
+        assert not any(is_promised(ref) for ref in reads)
 
 
 async def test_a_higher_priority_goes_first() -> None:
@@ -370,6 +396,7 @@ async def test_a_job_that_kills_its_workers_is_failed_after_three_also_across_re
         async with world.engine() as running:
             worker = running.workers[0]
             await running.until(lambda worker=worker: worker.dead)
+            await running.until(running.link.inbox.empty)
             await running.engine.lose(worker.name, "was killed by signal 9")
             await running.engine.ledger.settled()
     async with world.engine() as running:
