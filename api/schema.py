@@ -80,7 +80,7 @@ class Warning(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Why a job failed. `class` is error, nan, oom, poisoned or corrupt_checkpoint."""
+    """Why a job failed. `class` is error, oom, poisoned or corrupt_checkpoint."""
 
     kind: str = field(name="class")
     message: str
