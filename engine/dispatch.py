@@ -55,7 +55,7 @@ class Dispatcher:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
         assigned = []
         later = []
-        while self._ready and any(seat.free_credits > 0 for seat in self._fleet.seats.values()):
+        while self._ready and any(seat.has_room for seat in self._fleet.seats.values()):
             entry = heapq.heappop(self._ready)
             actor = entry[2]
             if not self._current(actor):

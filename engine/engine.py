@@ -225,7 +225,7 @@ class Engine:
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:
         self.moved_at = self._clock.monotonic()
         actor = self.ledger.actors.get(result.id.job)
-        answered = self.fleet.answered(worker, result.id)
+        answered = self.fleet.answered(worker, result.id, result.seconds)
         if answered and actor is not None and actor.out and actor.out[0].id == result.id:
             arrived = dict(zip(result.inline, frames, strict=False))
             if any(codec.digest(arrived.get(digest, b"")) != digest for digest in result.inline):

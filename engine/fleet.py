@@ -4,6 +4,7 @@ What a worker has reserved is derived from the units that are with it, so nothin
 whatever reason, has given everything back.
 """
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct, field
@@ -11,13 +12,24 @@ from msgspec import Struct, field
 from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId, WorkPlan
 
 
+AT_ONCE = 2
+"""Units that a worker holds in any case: one runs, and the next is there when it is done."""
+
+QUEUE_S = 0.02
+"""Seconds of work that a worker holds beyond that: what waits there cannot be overtaken by what is more urgent."""
+
+
 class Seat(Struct, kw_only=True):
-    """One worker. `outstanding` is in the order of sending, which is the order of execution."""
+    """One worker. `outstanding` is in the order of sending, which is the order of execution.
+
+    `step_s` is how long its steps take, by instance and kind: a running mean of what it said of them.
+    """
 
     hello: Hello
     heard_at: float
     beat: Heartbeat | None = None
     outstanding: dict[UnitId, WorkPlan] = field(default_factory=dict)
+    step_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def worker(self) -> str:
@@ -38,7 +50,22 @@ class Seat(Struct, kw_only=True):
         """Whether this plan can be reserved now. An idle worker takes anything: waiting would not make it fit."""
         if not self.outstanding:
             return True
-        return self.free_credits > 0 and self.reserved_bytes + plan.resources.peak_bytes <= self.hello.memory_bytes
+        return self.has_room and self.reserved_bytes + plan.resources.peak_bytes <= self.hello.memory_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more unit would not wait here for longer than it should."""
+        return self.free_credits > 0 and (len(self.outstanding) < AT_ONCE or self.queued_s < QUEUE_S)
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds of work that are here, as far as is known."""
+        return sum(self.step_s.get((plan.instance, plan.kind), math.inf) for plan in self.outstanding.values())
+
+    def took(self, plan: WorkPlan, seconds: float) -> None:
+        """A step was timed."""
+        key = (plan.instance, plan.kind)
+        self.step_s[key] = 0.8 * self.step_s.get(key, seconds) + 0.2 * seconds
 
 
 class Fleet:
@@ -69,10 +96,14 @@ class Fleet:
     def silent(self, now: float) -> list[Seat]:
         return [seat for seat in self.seats.values() if now - seat.heard_at > self.silent_s]
 
-    def answered(self, worker: str, unit: UnitId) -> bool:
+    def answered(self, worker: str, unit: UnitId, seconds: float) -> bool:
         """Take a unit off a worker. False if it was not, or no longer, with it."""
         seat = self.seats.get(worker)
-        return seat is not None and seat.outstanding.pop(unit, None) is not None
+        plan = seat.outstanding.pop(unit, None) if seat else None
+        if seat is None or plan is None:
+            return False
+        seat.took(plan, seconds)
+        return True
 
     def released(self, worker: str, job: str) -> None:
         """Nothing of this job is with this worker any more."""

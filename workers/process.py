@@ -29,7 +29,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     families: tuple[str, ...] = registry.DEFAULT_FAMILIES
     device: str = "cpu"
     ranks: int = 1
-    credits: int = 2
+    credits: int = 16
     threads: int = 1
     memory_bytes: int = 8 << 30
     heartbeat_s: float = 1.0
