@@ -117,8 +117,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 
 def to_json(card: ModelCard) -> bytes:
-    """Canonical: equal cards give equal bytes."""
-    return msgspec.json.encode(card, order="deterministic")
+    """Canonical: equal cards give equal bytes, also one with 1 where the other has 1.0."""
+    return msgspec.json.encode(msgspec.convert(msgspec.to_builtins(card), ModelCard), order="deterministic")
 
 
 def from_json(data: bytes) -> ModelCard:
@@ -163,11 +163,15 @@ def _recipe_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 
 def _program_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
+    names: set[str] = set()
     made: set[str] = set()
     if not card.program.nodes:
         yield "program.nodes", "is empty"
     for node in card.program.nodes:
         field = f"program.nodes.{node.name}"
+        if node.name in names:
+            yield f"{field}.name", "is taken twice; a node's outputs are found by its name"
+        names.add(node.name)
         if node.loop not in card.loops:
             yield f"{field}.loop", f"{node.loop!r} is not a loop; there are {_names(card.loops)}"
         for source in node.inputs.values():

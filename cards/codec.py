@@ -4,9 +4,11 @@ Strides survive because they decide which kernels run: a contiguous copy of a tr
 """
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import blake3
+import msgspec
 
 from cards.wire import TensorRef
 
@@ -21,7 +23,7 @@ def encode(tensor: "torch.Tensor") -> tuple[TensorRef, bytes]:
     import safetensors.torch
 
     tensor = tensor.detach().cpu()
-    if not _writable(tensor):
+    if not _each_its_own(tensor.shape, tensor.stride()):
         tensor = tensor.contiguous()
     strides = tensor.stride()
     data = safetensors.torch.save({KEY: tensor.contiguous()}, metadata={"strides": json.dumps(strides)})
@@ -43,10 +45,12 @@ def decode(data: bytes) -> "torch.Tensor":
 
     try:
         dense = safetensors.torch.load(data)[KEY]
-        strides = json.loads(_metadata(data)["strides"])
-    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
+        strides = msgspec.json.decode(_metadata(data)["strides"], type=tuple[int, ...])
+        tensor = torch.empty_strided(dense.shape, strides, dtype=dense.dtype)
+    except (safetensors.SafetensorError, KeyError, msgspec.DecodeError, RuntimeError, TypeError) as error:
         raise ValueError(f"not a tensor blob: {error}") from error
-    tensor = torch.empty_strided(dense.shape, strides, dtype=dense.dtype)
+    if not _each_its_own(tensor.shape, strides):
+        raise ValueError(f"not a tensor blob: with strides {strides} elements of {tuple(tensor.shape)} share memory")
     return tensor.copy_(dense)
 
 
@@ -60,11 +64,12 @@ def _metadata(data: bytes) -> dict[str, str]:
     return header["__metadata__"]
 
 
-def _writable(tensor: "torch.Tensor") -> bool:
+def _each_its_own(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether every element has a place of its own: an expanded tensor cannot be rebuilt with its strides."""
     extent = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < extent:
-            return False
-        extent = max(extent, stride * size) if size > 1 else extent
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return False
+            extent += stride * (size - 1)
     return True

@@ -37,13 +37,14 @@ def identity(family: Family) -> ModelIdentity:
 
 def _import(module: str) -> Family:
     try:
-        family: Family = import_module(module).FAMILY
+        code = import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and lacks another
         raise NoFamily(module, "is no module that can be imported here") from error
-    except AttributeError as error:
-        raise NoFamily(module, "has no FAMILY") from error
+    if not hasattr(code, "FAMILY"):
+        raise NoFamily(module, "has no FAMILY")
+    family: Family = code.FAMILY
     return family
 
 

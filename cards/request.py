@@ -53,7 +53,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         negative_prompt=request.negative_prompt,
         seed=chance.randrange(2**32) if request.seed is None else request.seed,
         steps=int(_choose("steps", request.steps, recipe.steps, recipe.method)),
-        guidance=_choose("guidance", request.guidance, recipe.guidance, recipe.method),
+        guidance=float(_choose("guidance", request.guidance, recipe.guidance, recipe.method)),
         preview_every=request.preview_every,
         priority=request.priority,
         metadata=request.metadata,

@@ -63,7 +63,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Settings:
     """`flags` holds what was given on the command line. Raises BadSettings, which names the entry and where it is."""
     entries = _from_file(file) if file is not None else {}
-    entries |= {name: environ[PREFIX + name.upper()] for name in _names() if PREFIX + name.upper() in environ}
+    entries |= _from_environment(environ)
     entries |= {name: value for name, value in flags.items() if value is not None}
     if isinstance(entries.get("families"), str):
         entries["families"] = [name for name in entries["families"].split(",") if name]
@@ -71,6 +71,14 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         return msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise BadSettings(f"bad setting: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    entries = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
+    if unknown := set(entries) - set(_names()):
+        name = f"{PREFIX}{sorted(unknown)[0].upper()}"
+        raise BadSettings(f"the environment has an unknown setting {name}; there are: {', '.join(_names())}")
+    return entries
 
 
 def _path(kind: type, value: object) -> Path:

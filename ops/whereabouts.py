@@ -1,5 +1,6 @@
 """Where the engine of a data folder can be reached: a file that it writes when it is up and removes when it stops."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ def running_engine(data: Path) -> Whereabouts | None:
     """The engine that serves this folder now, if one answers; the file may be older than a crash."""
     try:
         there = msgspec.json.decode(_file(data).read_bytes(), type=Whereabouts)
+        os.kill(there.pid, 0)  # another engine may have its port by now
         httpx.get(f"{there.url}/livez", timeout=2.0).raise_for_status()
     except (OSError, msgspec.DecodeError, httpx.HTTPError):
         return None

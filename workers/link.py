@@ -71,9 +71,10 @@ class Inbox:
             self._changed.notify()
 
     def clear(self, last: Command) -> None:
-        """Forget what waits: `last` is all there is to do."""
+        """Forget what waits: `last` is all there is to do. Nothing takes a shutdown back."""
         with self._changed:
-            self._commands = deque([last])
+            if not any(isinstance(command.message, Shutdown) for command in self._commands):
+                self._commands = deque([last])
             self._changed.notify()
 
     def get(self) -> Command:
@@ -129,6 +130,7 @@ class Link:
         finally:
             done.close(0)
             engine.close()
+            thread.join(1.0)  # one that has said goodbye is about to end, and the goodbye leaves with the context
             if not thread.is_alive():
                 self._context.term()
 
@@ -138,12 +140,12 @@ class Link:
 
     def _serve(self, engine: "zmq.Socket[bytes]", done: "zmq.Socket[bytes]") -> str:
         poller = zmq.Poller()
-        poller.register(engine, zmq.POLLIN)
         poller.register(done, zmq.POLLIN)
         self._outbox.append([wire.encode(self._hello())])
         beat_at = monotonic()
         while True:
             self._flush(engine)
+            poller.register(engine, zmq.POLLIN | zmq.POLLOUT if self._outbox else zmq.POLLIN)
             ready = dict(poller.poll(max(0, int((beat_at - monotonic()) * 1000))))
             if done in ready:
                 frames = done.recv_multipart()
@@ -151,7 +153,7 @@ class Link:
                 if isinstance(message := wire.decode_worker_message(frames[0]), Goodbye):
                     self._flush(engine)
                     return message.reason
-            if engine in ready:
+            if ready.get(engine, 0) & zmq.POLLIN:
                 self._take(engine.recv_multipart())
             if monotonic() >= beat_at:
                 if not self._outbox:  # a beat that cannot leave now says nothing later

@@ -1,0 +1,109 @@
+"""Settings: flags over environment over a file over the defaults; what cannot be is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.errors import BadSettings
+from ops.settings import Settings, read
+
+
+def toml(folder: Path, text: str) -> Path:
+    file = folder / "keyframe.toml"
+    file.write_text(text)
+    return file
+
+
+def test_flags_go_over_the_environment_over_the_file_over_the_defaults(tmp_path: Path) -> None:
+    file = toml(tmp_path, "port = 1\nworkers = 1\nranks = 1\nthreads = 3\n")
+    environ = {"KEYFRAME_PORT": "2", "KEYFRAME_WORKERS": "2", "PORT": "9", "KEYFRAME_UNRELATED": "x"}
+
+    settings = read({"port": 3, "data": None}, environ, file)
+
+    assert (settings.port, settings.workers, settings.ranks, settings.threads) == (3, 2, 1, 3)
+    assert settings.data == Settings().data
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert read({}, {}) == Settings()
+
+
+def test_words_become_what_a_setting_is() -> None:
+    environ = {
+        "KEYFRAME_DATA": "/some/where",
+        "KEYFRAME_SILENT_S": "2.5",
+        "KEYFRAME_FAMILIES": "a.b,c",
+        "KEYFRAME_LOG_FORMAT": "json",
+    }
+
+    settings = read({"port": "0"}, environ)
+
+    assert (settings.data, settings.silent_s, settings.port) == (Path("/some/where"), 2.5, 0)
+    assert (settings.families, settings.log_format) == (("a.b", "c"), "json")
+
+
+def test_a_file_lists_families_as_toml_does(tmp_path: Path) -> None:
+    assert read({}, {}, toml(tmp_path, 'families = ["a.b", "c"]')).families == ("a.b", "c")
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("port", "port"),
+        ("port", "65536"),
+        ("port", "-1"),
+        ("workers", "-1"),
+        ("workers", "2000"),
+        ("ranks", "0"),
+        ("threads", "1.5"),
+        ("max_active", ""),
+        ("max_deaths", "0"),
+        ("silent_s", "0"),
+        ("silent_s", "nan"),
+        ("grace_s", "soon"),
+        ("log_level", "loud"),
+        ("log_format", "xml"),
+    ],
+)
+def test_a_value_that_cannot_be_names_its_setting(name: str, bad: str) -> None:
+    with pytest.raises(BadSettings, match=name):
+        read({}, {f"KEYFRAME_{name.upper()}": bad})
+    with pytest.raises(BadSettings, match=name):
+        read({name: bad}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"prot = 8000", "unknown setting 'prot'; there are: data, store"),
+        (b"[engine]\nport = 1", "unknown setting 'engine'"),
+        (b"port = ", "is not TOML"),
+        (b"host = '\xff'", "is not TOML"),
+        (b"port = 'x'", "port"),
+        (b"families = [1]", "families"),
+    ],
+)
+def test_a_file_that_cannot_be_is_named(tmp_path: Path, text: bytes, says: str) -> None:
+    file = tmp_path / "keyframe.toml"
+    file.write_bytes(text)
+
+    with pytest.raises(BadSettings, match=says):
+        read({}, {}, file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match=r"nowhere\.toml: No such file"):
+        read({}, {}, tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("store", [None, ""])
+def test_the_store_is_a_file_in_the_data_folder_unless_it_is_named(tmp_path: Path, store: Any) -> None:
+    assert Settings(data=tmp_path, store=store).store_url == f"sqlite:///{tmp_path}/keyframe.db"
+    assert Settings(data=tmp_path, store="memory://").store_url == "memory://"
+    assert Settings(data=Path("here")).store_url == f"sqlite:///{Path.cwd()}/here/keyframe.db"
+
+
+def test_a_mistyped_variable_is_named() -> None:
+    with pytest.raises(BadSettings, match="KEYFRAME_WROKERS"):
+        read({}, {"KEYFRAME_WROKERS": "2"})

@@ -1,0 +1,153 @@
+"""The ranks of one pool, over real sockets: they agree, or the pool ends and says who did not."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+import zmq
+from msgspec.structs import replace
+
+from cards.family import Made
+from cards.wire import Introduce, Release, Shutdown, StepError
+from tests.workers.units import executor, sent, unit
+from workers.errors import RanksDiverged, RankSilent
+from workers.execute import Answer, Executor
+from workers.ranks import Followers, follow, summary
+from workers.resident import Held
+
+PATIENCE_S = 30.0
+
+
+def double(reads: Mapping[str, torch.Tensor]) -> Made:
+    return Made({"y": reads["x"] * 2}, {"sum": float(reads["x"].sum())})
+
+
+def triple(reads: Mapping[str, torch.Tensor]) -> Made:
+    return Made({"y": reads["x"] * 3}, {"sum": float(reads["x"].sum())})
+
+
+REFS, FRAMES = sent(x=torch.arange(4.0))
+UNIT = unit(REFS, inline=(REFS["x"].digest,))
+
+
+@contextmanager
+def pool(others: Sequence[Executor], *, silent: int = 0, timeout_s: float = PATIENCE_S) -> Iterator[Followers]:
+    """Rank 0's side of ranks that run `others`, and of `silent` more that never say a word."""
+    with zmq.Context() as context:
+        sockets, threads = [], []
+        for rank in range(len(others) + silent):
+            ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+            ours.bind(f"inproc://{rank}")
+            theirs.connect(f"inproc://{rank}")
+            sockets += [ours, theirs]
+            if rank < len(others):
+                threads.append(threading.Thread(target=follow, args=(theirs, others[rank])))
+                threads[-1].start()
+        followers = Followers(sockets[::2], timeout_s)
+        try:
+            yield followers
+        finally:
+            followers.broadcast(Shutdown())
+            for thread in threads:
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive(), "a rank that is told to stop stops"
+            for socket in sockets:
+                socket.close(0)
+
+
+def test_ranks_that_make_the_same_agree() -> None:
+    first, others = executor(double), [executor(double, stores=False) for _ in range(2)]
+    with pool(others) as followers:
+        followers.ready()
+        for _ in range(3):
+            followers.broadcast(UNIT, FRAMES)
+            followers.agree(first.run(UNIT, FRAMES))
+
+        assert [other.resident.held() for other in others] == [first.resident.held()] * 2
+
+
+def test_ranks_that_fail_alike_agree() -> None:
+    first, lost = executor(double), replace(UNIT, inline=())
+    with pool([executor(double)]) as followers:
+        followers.ready()
+        followers.broadcast(lost)
+        answer = first.run(lost, [])
+        followers.agree(answer)
+
+    assert answer.result.error is not None
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_rank_that_made_something_else_is_named(rank: int) -> None:
+    others = [executor(triple if n == rank else double) for n in (1, 2)]
+    with pool(others) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        with pytest.raises(RanksDiverged, match=f"rank {rank} made") as caught:
+            followers.agree(executor(double).run(UNIT, FRAMES))
+
+    assert caught.value.rank == rank
+
+
+def test_a_rank_that_does_not_load_is_named() -> None:
+    with (
+        pool([executor(double)], silent=1, timeout_s=0.3) as followers,
+        pytest.raises(RankSilent, match=r"rank 2 has not answered for 0\.3 s") as caught,
+    ):
+        followers.ready()
+
+    assert caught.value.rank == 2
+
+
+def test_a_rank_that_does_not_answer_is_named() -> None:
+    with pool([], silent=1, timeout_s=0.05) as followers:
+        followers.broadcast(UNIT, FRAMES)
+        with pytest.raises(RankSilent) as caught:
+            followers.agree(executor(double).run(UNIT, FRAMES))
+
+    assert caught.value.rank == 1
+
+
+@pytest.mark.parametrize("command", [Release("j", 1), Introduce("engine")])
+def test_what_rank_zero_forgets_the_others_forget(command: Release | Introduce) -> None:
+    other = executor(double)
+    with pool([other]) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        followers.agree(executor(double).run(UNIT, FRAMES))
+        assert other.resident.held().tensors == 2
+        followers.broadcast(command)
+
+    assert other.resident.held() == Held(0, 0)
+
+
+def test_one_rank_alone_agrees_with_itself() -> None:
+    followers = Followers([], 0.0)
+
+    followers.ready()
+    followers.broadcast(UNIT, FRAMES)
+    followers.agree(executor(double).run(UNIT, FRAMES))
+
+
+def test_ranks_compare_what_was_made_and_nothing_of_when() -> None:
+    answer = executor(double).run(UNIT, FRAMES)
+
+    later = Answer(replace(answer.result, seconds=9.0, inline=()))
+    assert summary(later) == summary(answer)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensors": {}},
+        {"scalars": {"sum": 7.0}},
+        {"error": StepError("error", "m")},
+        {"id": replace(UNIT.id, version=2)},
+    ],
+)
+def test_any_other_thing_made_is_seen(change: dict[str, object]) -> None:
+    answer = executor(double).run(UNIT, FRAMES)
+
+    assert summary(Answer(replace(answer.result, **change))) != summary(answer)

@@ -1,0 +1,54 @@
+"""Executors with a step of the test's own, and units for them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from cards import codec
+from cards.family import Components, Made
+from cards.wire import TensorRef, UnitId, WorkPlan, WorkUnit
+from ops.blobs import WorkerBlobs
+from store.blobs import MemoryBlobs
+from workers.execute import Executor, Loaded
+
+Body = Callable[[Mapping[str, torch.Tensor]], Made]
+
+
+class CountingBlobs(WorkerBlobs):
+    """Says what was written and what was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBlobs())
+        self.puts: list[str] = []
+        self.gets: list[str] = []
+
+    def put(self, data: bytes) -> str:
+        self.puts.append(super().put(data))
+        return self.puts[-1]
+
+    def get(self, digest: str) -> bytes:
+        self.gets.append(digest)
+        return super().get(digest)
+
+
+def executor(body: Body, blobs: CountingBlobs | None = None, **options: Any) -> Executor:
+    def step(components: Components, plan: WorkPlan, reads: Mapping[str, torch.Tensor]) -> Made:
+        return body(reads)
+
+    return Executor({"toy": Loaded({}, {"step": step})}, blobs or CountingBlobs(), **options)
+
+
+def unit(reads: dict[str, TensorRef] | None = None, *, job: str = "j", **fields: Any) -> WorkUnit:
+    plan = WorkPlan(instance="toy", loop="step", kind="step", step=0, reads=reads or {})
+    return WorkUnit(UnitId(job, 1, 1, 1), plan, **fields)
+
+
+def sent(**tensors: torch.Tensor) -> tuple[dict[str, TensorRef], list[bytes]]:
+    """What a unit names and the frames that follow it."""
+    encoded = {name: codec.encode(tensor) for name, tensor in tensors.items()}
+    return {name: ref for name, (ref, _) in encoded.items()}, [data for _, data in encoded.values()]
+
+
+def digests(refs: Mapping[str, TensorRef]) -> tuple[str, ...]:
+    return tuple(ref.digest for ref in refs.values())
