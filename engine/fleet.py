@@ -11,7 +11,6 @@ from msgspec import Struct, field
 
 from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId, WorkPlan
 
-
 AT_ONCE = 2
 """Units that a worker holds in any case: one runs, and the next is there when it is done."""
 

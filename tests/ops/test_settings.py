@@ -17,7 +17,7 @@ def toml(folder: Path, text: str) -> Path:
 
 def test_flags_go_over_the_environment_over_the_file_over_the_defaults(tmp_path: Path) -> None:
     file = toml(tmp_path, "port = 1\nworkers = 1\nranks = 1\nthreads = 3\n")
-    environ = {"KEYFRAME_PORT": "2", "KEYFRAME_WORKERS": "2", "PORT": "9", "KEYFRAME_UNRELATED": "x"}
+    environ = {"KEYFRAME_PORT": "2", "KEYFRAME_WORKERS": "2", "PORT": "9"}
 
     settings = read({"port": 3, "data": None}, environ, file)
 
