@@ -22,6 +22,7 @@ HELP = {
     "active_jobs": "Jobs that the engine holds and drives.",
     "ready_steps": "Steps that wait for a worker.",
     "outstanding_units": "Units of work that are with workers.",
+    "queued_units": "Units of work that wait at workers.",
     "free_credits": "Units that workers would take at once.",
     "reserved_bytes": "Memory that outstanding units have reserved.",
     "resident_tensors": "Tensors that workers hold.",

@@ -2,7 +2,7 @@
 
 import random
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from cards.card import ModelCard, Range
 from cards.errors import InvalidRequest
@@ -58,11 +58,6 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         priority=request.priority,
         metadata=request.metadata,
     )
-
-
-def as_asked(request: ResolvedRequest) -> GenerationRequest:
-    """The request that asks for exactly this again."""
-    return GenerationRequest(**structs.asdict(request))
 
 
 def _check_text(request: GenerationRequest, card: ModelCard) -> None:

@@ -40,24 +40,21 @@ class ArtifactRef(Struct, frozen=True):
 class Resources(Struct, frozen=True):
     """What a step asks to have reserved before it may run."""
 
-    resident_bytes: int = 0
     peak_bytes: int = 0
-    gpu_s: float = 0.0
 
 
 class WorkPlan(Struct, frozen=True, kw_only=True):
     """One step, described and not run: what it reads, what it makes, what it needs.
 
     `instance` is the card whose resident model runs it, `kind` picks the step body. `writes` promises the names of all
-    tensors that the step leaves: what comes next does not depend on their values, and may be queued before they are
-    there. None: it does.
+    tensors that the step leaves: the next plan depends on neither their values nor any scalar of this step, and may be
+    queued before they are there. None: it may.
     """
 
     instance: str
     loop: str
     kind: str
     step: int
-    shape: tuple[int, ...] = ()
     reads: dict[str, TensorRef] = {}
     scalars: dict[str, Scalar] = {}
     resources: Resources = Resources()
@@ -115,8 +112,6 @@ class Release(Struct, frozen=True, tag="release"):
 class Introduce(Struct, frozen=True, tag="introduce"):
     """The engine does not know you (it restarted, or gave you up): drop all you hold and say `Hello` again."""
 
-    engine: str
-
 
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """Finish the step that runs, answer it, and exit."""
@@ -150,8 +145,6 @@ class Hello(Struct, frozen=True, tag="hello"):
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """Sent by the link's thread, also while a step runs."""
 
-    worker: str
-    running: UnitId | None
     queued: int
     resident_tensors: int
     resident_bytes: int
@@ -170,11 +163,11 @@ class StepResult(Struct, frozen=True, tag="step_result"):
 
 
 class Released(Struct, frozen=True, tag="released"):
-    """Nothing of this job is left here; `dropped` units of it were queued and did not run."""
+    """Nothing of this job up to this epoch is left here; `dropped` units of it were queued and did not run."""
 
     job: str
     epoch: int
-    dropped: int
+    dropped: tuple[UnitId, ...]
 
 
 class Goodbye(Struct, frozen=True, tag="goodbye"):

@@ -15,6 +15,7 @@ from msgspec import Struct
 from cards.loop import LoopState
 from cards.wire import UnitId, WorkPlan
 from engine import events as facts
+from engine.errors import UnreadableBody
 from engine.events import JobEvent, JobSubmitted
 from engine.job import Job, fold
 from engine.views import row
@@ -69,6 +70,8 @@ class JobActor:
         self.inline: dict[str, bytes] = {}
         """The bytes of the state's small blobs, for a worker that lacks them."""
         self.undurable = 0
+        self.told: asyncio.Future[Job]
+        """Done once all that has been decided so far may be seen."""
         self.waits = False
         """For the blob store, which refused the last step's bytes."""
 
@@ -98,9 +101,9 @@ class JobActor:
         self.version += len(events)
         self.epoch += claim
         self.undurable += 1
-        told: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        told.add_done_callback(_seen)  # not everyone who writes waits to be told
-        return Pending(self, self.job, self._journal.append(append), told)
+        self.told = asyncio.get_running_loop().create_future()
+        self.told.add_done_callback(_seen)  # not everyone who writes waits to be told
+        return Pending(self, self.job, self._journal.append(append), self.told)
 
     def move_to(self, worker: str | None) -> None:
         """The job's next step runs with this worker, which holds nothing of it yet if it is another one."""
@@ -167,12 +170,15 @@ def replay(history: Sequence[JobEvent]) -> Job:
 def restore(loaded: Loaded) -> Saved:
     """The job and the state at the head of its stream: the last checkpoint and the few events after it.
 
-    Raises UnknownEvent, IllegalMove.
+    Raises HistoryError.
     """
     later = [facts.decode(event) for event in loaded.events]
     if loaded.checkpoint is None:
         return Saved(replay(later), None)
-    saved = _decode(loaded.checkpoint.body)
+    try:
+        saved = _decode(loaded.checkpoint.body)
+    except msgspec.DecodeError as error:
+        raise UnreadableBody(f"the checkpoint at version {loaded.checkpoint.version}", str(error)) from error
     job = saved.job
     for event in later:
         job = fold(job, event)

@@ -14,9 +14,10 @@ from cards.request import GenerationRequest, resolve
 from cards.wire import ArtifactRef, TensorRef
 from engine import events as facts
 from engine.actor import replay, restore, stream, submission
+from engine.cancel import Outcome
 from engine.clock import Clock
 from engine.contents import BlobReader, Contents
-from engine.engine import Engine, Outcome
+from engine.engine import Engine
 from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused, StoreTrouble
 from engine.events import JobEvent, JobSubmitted, NoticeGiven, StepCompleted
 from engine.job import Job
@@ -54,6 +55,7 @@ class EngineStatistics(Struct, frozen=True):
     active_jobs: int
     ready_steps: int
     outstanding_units: int
+    queued_units: int
     free_credits: int
     reserved_bytes: int
     resident_tensors: int
@@ -96,7 +98,9 @@ class Client:
         family = registry.find(self._engine.registry, request.model)
         resolved = resolve(request, family.card, self._chance)
         now = self._clock.now()
-        submitted = JobSubmitted(job=self._ids(), request=resolved, model=registry.identity(family), submitted_at=now)
+        submitted = JobSubmitted(
+            job=self._ids(), request=resolved, model=self._engine.identities[family.card.name], submitted_at=now
+        )
         notices = [NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(resolved)]
         claim = IdempotencyKey(key, _fingerprint(request)) if key is not None else None
         try:
@@ -111,7 +115,7 @@ class Client:
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
         """Raises JobNotFound, StoreTrouble."""
-        return await self._engine.cancel(job_id, reason)
+        return await self._engine.canceller.cancel(job_id, reason)
 
     async def job(self, job_id: str) -> Job:
         """Raises JobNotFound, StoreTrouble."""
@@ -199,7 +203,7 @@ class Client:
 
     def servable(self, model: str) -> bool:
         """Whether a worker that runs this model is there now."""
-        return bool(self._engine.fleet.serving(registry.identity(self._engine.registry[model])))
+        return bool(self._engine.fleet.serving(self._engine.identities[model]))
 
     def readiness(self) -> Readiness:
         engine = self._engine
@@ -226,6 +230,7 @@ class Client:
             active_jobs=len(engine.ledger.actors),
             ready_steps=engine.dispatcher.waiting(),
             outstanding_units=sum(len(seat.outstanding) for seat in seats),
+            queued_units=sum(beat.queued for beat in beats),
             free_credits=sum(seat.free_credits for seat in seats),
             reserved_bytes=sum(seat.reserved_bytes for seat in seats),
             resident_tensors=sum(beat.resident_tensors for beat in beats),

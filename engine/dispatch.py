@@ -32,6 +32,9 @@ class Dispatcher:
     def line_up(self, actor: JobActor) -> None:
         """The job's next step may run: it goes behind those of its priority that wait already."""
         actor.lined_up = True
+        if len(self._ready) > 2 * len(self._ledger.actors) + 64:  # most of them are of jobs that are gone
+            self._ready = [entry for entry in self._ready if self._current(entry[2])]
+            heapq.heapify(self._ready)
         heapq.heappush(self._ready, (-actor.job.request.priority, next(self._order), actor))
 
     def waiting(self) -> int:
@@ -60,7 +63,10 @@ class Dispatcher:
             actor = entry[2]
             if not self._current(actor):
                 continue
-            following = self.following(actor)
+            if actor.out and not self._home_has_room(actor):
+                later.append(entry)
+                continue
+            following = self._following(actor)
             if following is None:  # the unit that is out may end its loop: what follows is known when it is back
                 actor.lined_up = False
             elif (seat := self._seat_for(actor, following.plan)) is None:
@@ -71,7 +77,7 @@ class Dispatcher:
             heapq.heappush(self._ready, entry)
         return assigned
 
-    def following(self, actor: JobActor) -> Ahead | None:
+    def _following(self, actor: JobActor) -> Ahead | None:
         """The step to send next: the one after the state, or the one that is sure to follow the unit that is out."""
         assert actor.state is not None
         assert actor.plan is not None
@@ -79,6 +85,10 @@ class Dispatcher:
             return Ahead(actor.state, actor.plan)
         sent = actor.out[0]
         return driver.ahead(self._registry[actor.job.model.name], actor.state, sent.id, sent.plan)
+
+    def _home_has_room(self, actor: JobActor) -> bool:
+        home = self._fleet.seats.get(actor.home or "")
+        return home is not None and home.has_room
 
     def _seat_for(self, actor: JobActor, plan: WorkPlan) -> Seat | None:
         seats = self._fleet.serving(actor.job.model)

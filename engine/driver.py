@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards.card import Node
 from cards.family import Family
@@ -81,6 +82,15 @@ def ahead(family: Family, state: LoopState, unit: UnitId, plan: WorkPlan) -> Ahe
         log.exception("loop %s cannot look ahead", state.loop)
         return None
     return Ahead(state, following) if isinstance(following, WorkPlan) else None
+
+
+def as_promised(sent: WorkPlan, following: WorkPlan | None) -> bool:
+    """Whether a plan that was sent ahead is the one that really follows, but for the digests that it reads."""
+    return following is not None and _without_digests(sent) == _without_digests(following)
+
+
+def _without_digests(plan: WorkPlan) -> tuple[WorkPlan, list[str]]:
+    return replace(plan, reads={}), sorted(plan.reads)
 
 
 def _fold_in(job: Job, family: Family, state: LoopState, done: StepCompleted) -> Turn:

@@ -6,28 +6,27 @@ watch for workers that fell silent. Each is a public method; `run` only repeats 
 
 import logging
 from collections.abc import Callable
-from enum import StrEnum
 
 import anyio
 from msgspec import Struct
 
 from cards import codec
 from cards.card import Node
-from cards.registry import Registry
+from cards.registry import Registry, identity
 from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Released, StepResult, WorkPlan
 from engine import driver, verbs
-from engine.actor import JobActor, restore, stream
+from engine.actor import JobActor
+from engine.cancel import Canceller
 from engine.clock import Clock
 from engine.dispatch import AHEAD, Dispatcher
-from engine.errors import JobNotFound, LoopFailed, StoreTrouble
-from engine.events import JobCancelled, JobReleased
+from engine.errors import LoopFailed
+from engine.events import JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
 from engine.job import Job, State
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
 from engine.reconcile import Reconciler
-from store.errors import StoreError
 from store.journal import Journal
 
 log = logging.getLogger("keyframe.engine")
@@ -51,14 +50,6 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """How long a running step may hold up a cancel before its worker is killed."""
 
 
-class Outcome(StrEnum):
-    """What came of asking to cancel a job."""
-
-    CANCELLED = "cancelled"
-    CANCELLING = "cancelling"
-    ALREADY_TERMINAL = "already_terminal"
-
-
 class Engine:
     """`kill` ends a worker's process if it is one of ours; others are only given up."""
 
@@ -78,6 +69,9 @@ class Engine:
         self.fleet = Fleet(settings.silent_s)
         self.ledger = Ledger(journal, clock, self.hub, self._on_told, self._on_dropped)
         self.dispatcher = Dispatcher(self.ledger, self.fleet, link, registry)
+        self.canceller = Canceller(journal, self.ledger, self.dispatcher, clock)
+        self.identities = {name: identity(family) for name, family in registry.items()}
+        """Each card and its weights, as they are here."""
         self.draining = False
         self.steps = 0
         self.moved_at = clock.monotonic()
@@ -86,15 +80,17 @@ class Engine:
             journal,
             self.ledger,
             registry,
+            self.identities,
             engine=settings.name,
             max_active=settings.max_active,
-            claimed=self._go_on,
+            claimed=self._claimed,
         )
         self._journal = journal
         self._link = link
         self._clock = clock
         self._kill = kill
-        self._cancelling_since: dict[str, float] = {}
+        self._joined: set[tuple[str, int]] = set()
+        self._reconciling = anyio.Lock()
         self._introduced_at: dict[str, float] = {}
         self._work = anyio.Event()
         self._stopped = anyio.Event()
@@ -115,6 +111,9 @@ class Engine:
         """Take no more work, let the running steps end, hand the jobs back, and stop."""
         self.draining = True
         deadline = self._clock.monotonic() + grace_s
+        async with self._reconciling:  # who is being claimed now is handed back too
+            for actor in list(self.ledger.actors.values()):
+                await self.dispatcher.release(actor)  # what is queued behind the running step need not run
         while any(seat.outstanding for seat in self.fleet.seats.values()) and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.01)
         for actor in list(self.ledger.actors.values()):
@@ -152,13 +151,19 @@ class Engine:
 
     async def reconcile(self) -> None:
         """Send again what the blob store refused, and take over open jobs that nobody drives."""
-        if self.draining:
-            return
-        for actor in self.ledger.actors.values():
-            actor.waits = False
-            self._line_up(actor)
-        await self._dispatch()
-        await self.reconciler.tick()
+        async with self._reconciling:
+            if self.draining:
+                return
+            for actor in self.ledger.actors.values():
+                actor.waits = actor.waits and bool(actor.out)  # what was sent ahead of it must be back first
+                self._line_up(actor)
+            await self._dispatch()
+            await self.reconciler.tick()
+
+    async def _claimed(self, actor: JobActor) -> None:
+        if len(self.ledger.actors) == 1:
+            self.moved_at = self._clock.monotonic()  # there was nothing to do: it is not late
+        await self._go_on(actor)
 
     # -- workers ------------------------------------------------------------------------------------------------
 
@@ -173,46 +178,52 @@ class Engine:
                 await self._introduce(worker, now)
             case StepResult():
                 await self._result(worker, message, arrived.frames)
-            case Released(job=job):
-                await self._released(worker, job)
-            case Goodbye(reason=reason, clean=clean):
-                await self.lose(worker, reason, blame=not clean)
+            case Released():
+                self.fleet.dropped(worker, message.dropped)
+                self.canceller.released(worker, message)
+                await self._dispatch()
+            case Goodbye():
+                await self.lose(worker, message.reason, blame=not message.clean)
             case Heartbeat():
                 pass
 
     async def lose(self, worker: str, reason: str, *, blame: bool = True) -> None:
-        """A worker is gone, or given up: what was with it goes on elsewhere."""
+        """A worker is gone: what was with it goes on elsewhere."""
         if (seat := self.fleet.leave(worker)) is not None:
             self._lost(seat, reason, blame=blame)
             await self._dispatch()
 
+    async def give_up(self, worker: str, reason: str, *, blame: bool = True) -> None:
+        """A worker is there and of no use: it is lost, and its process is ended if it is one of ours."""
+        if worker in self.fleet.seats:
+            self._kill(self.fleet.seats[worker].hello)
+            await self.lose(worker, reason, blame=blame)
+
     async def lose_process(self, host: str, pid: int, reason: str) -> bool:
-        """The same for a worker that is known by its process, which has ended. Whether there was one."""
+        """A worker's process has ended. Whether it had come so far as to join."""
         await self._clock.sleep(LAST_WORDS_S)
-        lost = [seat.worker for seat in self.fleet.seats.values() if (seat.hello.host, seat.hello.pid) == (host, pid)]
-        for worker in lost:
-            await self.lose(worker, reason)
-        return bool(lost)
+        for seat in list(self.fleet.seats.values()):
+            if (seat.hello.host, seat.hello.pid) == (host, pid):
+                await self.lose(seat.worker, reason)
+        joined = (host, pid) in self._joined
+        self._joined.discard((host, pid))
+        return joined
 
     async def watch(self) -> None:
         """Give up workers that have been silent too long, or that hold up a cancel beyond its grace."""
-        now = self._clock.monotonic()
-        for seat in self.fleet.silent(now):
-            await self.lose(seat.worker, f"silent for {self.settings.silent_s:g} s")
-        for job, since in list(self._cancelling_since.items()):
-            actor = self.ledger.actors.get(job)
-            if actor is None or actor.job.state is not State.CANCELLING:
-                del self._cancelling_since[job]
-            elif actor.home and now - since > self.settings.cancel_grace_s:
-                await self.lose(actor.home, f"a cancelled step ran on for {self.settings.cancel_grace_s:g} s")
+        for seat in self.fleet.silent(self._clock.monotonic()):
+            await self.give_up(seat.worker, f"silent for {self.settings.silent_s:g} s")
+        for worker in self.canceller.overdue(self.settings.cancel_grace_s):
+            await self.give_up(worker, f"a cancelled step ran on for {self.settings.cancel_grace_s:g} s")
 
     async def _join(self, hello: Hello, now: float) -> None:
         before = self.fleet.join(hello, now)
+        self._joined.add((hello.host, hello.pid))
         self._introduced_at.pop(hello.worker, None)
-        strange = [model.name for model in hello.models if self.reconciler.identities.get(model.name) != model]
+        strange = [model.name for model in hello.models if self.identities.get(model.name) != model]
         if strange:
             log.warning("worker %s has another card or other weights for: %s", hello.worker, ", ".join(strange))
-        log.info("worker %s joined pool %s", hello.worker, hello.pool)
+        log.info("worker %s joined pool %s with %d ranks", hello.worker, hello.pool, hello.ranks)
         if before is not None:
             self._lost(before, "the worker started again", blame=False)
         await self._dispatch()
@@ -220,23 +231,23 @@ class Engine:
     async def _introduce(self, worker: str, now: float) -> None:
         if now - self._introduced_at.get(worker, -self.settings.silent_s) >= self.settings.silent_s:
             self._introduced_at[worker] = now
-            await self._link.send(worker, Introduce(self.settings.name))
+            await self._link.send(worker, Introduce())
 
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:
         self.moved_at = self._clock.monotonic()
         actor = self.ledger.actors.get(result.id.job)
         answered = self.fleet.answered(worker, result.id, result.seconds)
-        if answered and actor is not None and actor.out and actor.out[0].id == result.id:
-            arrived = dict(zip(result.inline, frames, strict=False))
-            if any(codec.digest(arrived.get(digest, b"")) != digest for digest in result.inline):
-                await self.lose(worker, "sent bytes that do not hash to their name", blame=False)
-                return
-            sent = actor.out.popleft()
-            if actor.job.state is State.RUNNING:
-                self._fold_in(actor, worker, sent.plan, result, arrived)
-            await self._go_on(actor)
-        else:
+        if not answered or actor is None or not actor.out or actor.out[0].id != result.id:
             await self._dispatch()  # it decides nothing, but the worker has room again
+            return
+        arrived = dict(zip(result.inline, frames, strict=False))
+        if any(codec.digest(arrived.get(digest, b"")) != digest for digest in result.inline):
+            await self.give_up(worker, "sent bytes that do not hash to their name", blame=False)
+            return
+        sent = actor.out.popleft()
+        if actor.job.state is State.RUNNING and not actor.waits:
+            self._fold_in(actor, worker, sent.plan, result, arrived)
+        await self._go_on(actor)
 
     def _fold_in(
         self, actor: JobActor, worker: str, plan: WorkPlan, result: StepResult, arrived: dict[str, bytes]
@@ -254,6 +265,9 @@ class Engine:
         except LoopFailed as error:
             self._fail(actor, "error", str(error))
             return
+        if actor.out and not driver.as_promised(actor.out[0].plan, turn.plan):
+            self._fail(actor, "error", f"loop {plan.loop} promised another step than the one after step {plan.step}")
+            return
         self.steps += 1
         actor.state, actor.plan = turn.state, turn.plan
         actor.held = actor.held.union(ref.digest for ref in result.tensors.values())
@@ -261,27 +275,17 @@ class Engine:
         actor.keep_inline(arrived)
 
     def _wait_for_store(self, actor: JobActor, message: str) -> None:
-        """The step itself is sound: it is sent again with the next tick."""
+        """The step itself is sound: it is sent again, with all that it reads, once what follows it is back."""
         self.ledger.trouble = message
-        actor.waits = True
-        actor.out.clear()  # what follows was promised a tensor that is not there
+        actor.waits, actor.lined_up = True, False
         actor.held = frozenset()
         log.warning("a step waits for the store: %s", message, extra={"job": actor.job.id})
 
     def _fail(self, actor: JobActor, kind: str, message: str) -> None:
         self.ledger.write(actor, verbs.fail(actor.job, self._node(actor.job), kind, message))
 
-    async def _released(self, worker: str, job: str) -> None:
-        self.fleet.released(worker, job)
-        actor = self.ledger.actors.get(job)
-        if actor is not None and actor.home == worker and actor.job.state is State.CANCELLING:
-            actor.leave()
-            self.ledger.write(actor, [JobCancelled()])
-        await self._dispatch()
-
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
-        self._kill(seat.hello)
         running = next(iter(seat.outstanding), None) if blame else None
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
             units = [sent.id for sent in actor.out]
@@ -297,50 +301,6 @@ class Engine:
 
     # -- going on -----------------------------------------------------------------------------------------------
 
-    async def cancel(self, job_id: str, reason: str = "") -> Outcome:
-        """Raises JobNotFound, StoreTrouble. What it returns is durable."""
-        actor = self.ledger.actors.get(job_id)
-        if actor is None:
-            return await self._cancel_in_log(job_id, reason)
-        events = verbs.cancel(actor.job, reason, running=bool(actor.out))
-        if events:
-            self._cancelling_since[job_id] = self._clock.monotonic()
-            actor.lined_up = False
-            told = self.ledger.write(actor, events)
-            await self.dispatcher.release(actor)
-            job = await told
-        else:
-            job = await self.settle(actor)
-        if job.state is State.CANCELLED and events:
-            return Outcome.CANCELLED
-        return Outcome.ALREADY_TERMINAL if job.terminal else Outcome.CANCELLING
-
-    async def _cancel_in_log(self, job_id: str, reason: str) -> Outcome:
-        """Nobody drives this job: claiming it and cancelling it are one append."""
-        try:
-            loaded = await self._journal.load(stream(job_id))
-        except StoreError as error:
-            raise StoreTrouble(str(error)) from error
-        if loaded is None:
-            raise JobNotFound(job_id)
-        if job_id in self.ledger.actors:
-            return await self.cancel(job_id, reason)
-        actor = JobActor(self._journal, loaded, restore(loaded))
-        events = verbs.cancel(actor.job, reason, running=False)
-        if not events:
-            return Outcome.ALREADY_TERMINAL if actor.job.terminal else Outcome.CANCELLING
-        self.ledger.actors[job_id] = actor
-        await self.ledger.write(actor, events, claim=True)
-        self.reconciler.unrunnable.pop(job_id, None)
-        return Outcome.CANCELLED
-
-    async def settle(self, actor: JobActor) -> Job:
-        """The job once all that has been decided of it so far is durable."""
-        with self.hub.listen(actor.job.id) as news:
-            while actor.undurable:
-                await news.wait()
-        return actor.durable
-
     async def _go_on(self, actor: JobActor) -> None:
         """The job's next step may run, or there is none."""
         if actor.job.terminal:
@@ -351,8 +311,10 @@ class Engine:
     async def _dispatch(self) -> None:
         if self.draining:
             return
-        for seat in await self.dispatcher.dispatch():
-            self._lost(seat, "unreachable", blame=False)
+        while gone := await self.dispatcher.dispatch():
+            for seat in gone:
+                self._kill(seat.hello)
+                self._lost(seat, "unreachable", blame=False)
 
     async def _on_told(self, actor: JobActor) -> None:
         """Durability caught up: a job that waited for it goes on, and one that has ended makes room."""

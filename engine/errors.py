@@ -9,6 +9,7 @@ EngineError
  - HistoryError        a log that cannot be read
     - UnknownEvent     an event tag that this code does not know
     - IllegalMove      an event that the job's state does not allow
+    - UnreadableBody   the body of an event or a checkpoint is not what its type says
 """
 
 
@@ -65,3 +66,9 @@ class IllegalMove(HistoryError):
         super().__init__(f"a job that is {state} cannot have {event!r}")
         self.state = state
         self.event = event
+
+
+class UnreadableBody(HistoryError):
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"the body of {what} cannot be read: {problem}")
+        self.what = what

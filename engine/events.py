@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from cards.request import ResolvedRequest
 from cards.wire import ArtifactRef, ModelIdentity, Scalar, TensorRef
-from engine.errors import UnknownEvent
+from engine.errors import UnknownEvent, UnreadableBody
 from store.journal import Event, NewEvent
 
 
@@ -148,7 +148,10 @@ def encode(event: JobEvent) -> NewEvent:
 
 
 def decode(event: Event) -> JobEvent:
-    """Raises UnknownEvent for a tag that this code does not know."""
+    """Raises UnknownEvent for a tag that this code does not know, UnreadableBody."""
     if event.type not in _decoders:
         raise UnknownEvent(event.type)
-    return _decoders[event.type](event.body)
+    try:
+        return _decoders[event.type](event.body)
+    except msgspec.DecodeError as error:
+        raise UnreadableBody(f"event {event.version} ({event.type})", str(error)) from error

@@ -5,7 +5,7 @@ whatever reason, has given everything back.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
 
@@ -104,10 +104,11 @@ class Fleet:
         seat.took(plan, seconds)
         return True
 
-    def released(self, worker: str, job: str) -> None:
-        """Nothing of this job is with this worker any more."""
+    def dropped(self, worker: str, units: Iterable[UnitId]) -> None:
+        """A worker did not run these and will not; one that it was running answers for itself."""
         if seat := self.seats.get(worker):
-            seat.outstanding = {unit: plan for unit, plan in seat.outstanding.items() if unit.job != job}
+            for unit in units:
+                seat.outstanding.pop(unit, None)
 
     def serving(self, model: ModelIdentity) -> list[Seat]:
         return [seat for seat in self.seats.values() if seat.serves(model)]

@@ -43,7 +43,7 @@ class Ledger:
         claim: bool = False,
         inline: dict[str, bytes] | None = None,
     ) -> "asyncio.Future[Job]":
-        """One turn. What comes back is done when people have been told, or raises StoreTrouble."""
+        """One turn. What comes back is done when people have been told, or raises StoreTrouble; await it shielded."""
         pending = actor.write(events, at=self._clock.now(), claim=claim, inline=inline)
         self._pending.put_nowait(pending)
         return pending.told
@@ -69,7 +69,8 @@ class Ledger:
         self.trouble = None
         actor.durable = pending.after
         actor.undurable -= 1
-        pending.told.set_result(pending.after)
+        if not pending.told.done():  # its caller may have been cancelled; the append stands
+            pending.told.set_result(pending.after)
         self._hub.wake(actor.job.id)
         if pending.after.terminal and self.actors.get(actor.job.id) is actor:
             del self.actors[actor.job.id]
@@ -81,7 +82,8 @@ class Ledger:
         if not isinstance(error, StreamConflict):
             self.trouble = str(error)
         actor.undurable -= 1
-        pending.told.set_exception(StoreTrouble(str(error)))
+        if not pending.told.done():
+            pending.told.set_exception(StoreTrouble(str(error)))
         if self.actors.get(actor.job.id) is actor:
             log.warning("dropped an actor whose append failed: %s", error, extra={"job": actor.job.id})
             del self.actors[actor.job.id]

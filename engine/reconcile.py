@@ -1,15 +1,15 @@
 """The reconcile loop: takes open jobs that nobody drives over from their logs. There is no other way to start one."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from cards.registry import Registry, identity
+from cards.registry import Registry
 from cards.wire import ModelIdentity
 from engine import driver, verbs
-from engine.actor import JobActor, Saved, needs, restore, stream
+from engine.actor import JobActor, needs, restore, stream
 from engine.errors import HistoryError, LoopFailed
 from engine.events import JobAdmitted, JobCancelled, JobEvent, JobRecovered
-from engine.job import Job, State
+from engine.job import Job, State, fold
 from engine.ledger import Ledger
 from store.errors import CorruptBlob, StoreError
 from store.journal import Journal, Loaded
@@ -28,6 +28,7 @@ class Reconciler:
         journal: Journal,
         ledger: Ledger,
         registry: Registry,
+        identities: Mapping[str, ModelIdentity],
         *,
         engine: str,
         max_active: int,
@@ -35,7 +36,7 @@ class Reconciler:
     ) -> None:
         self.unrunnable: dict[str, str] = {}
         """Open jobs that this engine has no card or weights for, and why."""
-        self.identities: dict[str, ModelIdentity] = {name: identity(family) for name, family in registry.items()}
+        self._identities = identities
         self._journal = journal
         self._ledger = ledger
         self._registry = registry
@@ -56,9 +57,11 @@ class Reconciler:
     async def claim(self, job_ids: Sequence[str]) -> None:
         """Take jobs over from their logs and go on where they were. Raises StoreError."""
         found = await self._journal.load_many([stream(job_id) for job_id in job_ids])
-        for job_id in job_ids:
-            if (loaded := found.get(stream(job_id))) is not None:
-                await self._take_over(job_id, loaded)
+        loaded = [(job_id, found[stream(job_id)]) for job_id in job_ids if stream(job_id) in found]
+        actors = [actor for job_id, one in loaded if (actor := self._actor(job_id, one)) is not None]
+        for actor, damage in zip(actors, await self._load_inline(actors), strict=True):
+            if actor.job.id not in self._ledger.actors:  # it may have been cancelled while its blobs were read
+                await self._take_over(actor, damage)
 
     async def _unclaimed(self) -> list[str]:
         actors, trouble = self._ledger.actors, self._ledger.trouble
@@ -69,23 +72,26 @@ class Reconciler:
         room = max(0, self._max_active - len(actors))
         return unclaimed[: min(1, room) if trouble else room]  # one is enough to try a store in trouble
 
-    async def _take_over(self, job_id: str, loaded: Loaded) -> None:
+    def _actor(self, job_id: str, loaded: Loaded) -> JobActor | None:
+        """One for a job that this engine can go on with."""
         try:
             saved = restore(loaded)
         except HistoryError as error:
             self._leave(job_id, str(error))
-            return
+            return None
         if saved.job.terminal:
-            return
+            return None
         if problem := self._mismatch(saved.job):
             self._leave(job_id, problem)
-            return
-        actor = JobActor(self._journal, loaded, saved)
-        damage = await self._load_inline(actor, saved)
-        if job_id not in self._ledger.actors:  # it may have been cancelled while its blobs were read
-            self._ledger.actors[job_id] = actor
-            self._ledger.write(actor, [self._taken(actor.job), *self._going_on(actor, damage)], claim=True)
-            await self._claimed(actor)
+            return None
+        return JobActor(self._journal, loaded, saved)
+
+    async def _take_over(self, actor: JobActor, damage: str | None) -> None:
+        taken = self._taken(actor.job)
+        following = self._going_on(actor, fold(actor.job, taken), damage)
+        self._ledger.actors[actor.job.id] = actor
+        self._ledger.write(actor, [taken, *following], claim=True)
+        await self._claimed(actor)
 
     def _taken(self, job: Job) -> JobEvent:
         if not job.admitted:
@@ -93,9 +99,9 @@ class Reconciler:
         node = driver.node_of(job, self._registry[job.model.name])
         return JobRecovered(engine=self._engine, node=node.name, step=job.place.step)
 
-    def _going_on(self, actor: JobActor, damage: str | None) -> Sequence[JobEvent]:
+    def _going_on(self, actor: JobActor, job: Job, damage: str | None) -> Sequence[JobEvent]:
         """What follows from taking a job over. Nothing of it runs anywhere: whoever had it can write no more."""
-        job, family = actor.job, self._registry[actor.job.model.name]
+        family = self._registry[job.model.name]
         if job.state is State.CANCELLING:
             return [JobCancelled()]
         if damage:
@@ -107,16 +113,19 @@ class Reconciler:
         actor.state, actor.plan = turn.state, turn.plan
         return turn.events
 
-    async def _load_inline(self, actor: JobActor, saved: Saved) -> str | None:
-        """Read the small blobs that the job's state refers to. Returns what is wrong with them, if anything is."""
+    async def _load_inline(self, actors: Sequence[JobActor]) -> list[str | None]:
+        """Read the small blobs that the jobs' states refer to. Returns what is wrong with those of each, or None."""
+        wanted = {digest for actor in actors for digest in needs(actor.job, actor.state)}
         try:
-            actor.inline = await self._journal.blobs(needs(saved.job, saved.state))
+            found = await self._journal.blobs(list(wanted))
         except CorruptBlob as error:
-            return str(error)
-        return None
+            return [str(error)] if len(actors) == 1 else [(await self._load_inline([one]))[0] for one in actors]
+        for actor in actors:
+            actor.keep_inline(found)
+        return [None] * len(actors)
 
     def _mismatch(self, job: Job) -> str | None:
-        here = self.identities.get(job.model.name)
+        here = self._identities.get(job.model.name)
         if here is None:
             return f"this engine has no model {job.model.name!r}"
         if here.card != job.model.card:

@@ -22,7 +22,7 @@ Execute = Callable[[WorkUnit], Awaitable[StepResult]]
 
 
 class Difference(Struct, frozen=True):
-    """The first place where log and replay part. `what` is a tensor or artifact, or `step` if the step failed."""
+    """The first place where log and replay part. `what` is a tensor, artifact or scalar; `step` if the step failed."""
 
     node: str
     step: int
@@ -102,12 +102,18 @@ async def _check_stored(event: StepCompleted, contents: Contents) -> tuple[int, 
 def _compare(event: StepCompleted, result: StepResult) -> Difference | None:
     if result.error is not None:
         return Difference(event.node, event.step, "step", "the step failed", "completed", result.error.message)
-    found = _digests(result)
-    for name, digest in _digests(event).items():
-        if found.get(name) != digest:
+    logged, found = _made(event), _made(result)
+    for name in [*logged, *(name for name in found if name not in logged)]:
+        if found.get(name) != logged.get(name):
             problem = "re-execution made other bytes"
-            return Difference(event.node, event.step, name, problem, digest, found.get(name, "nothing"))
+            return Difference(
+                event.node, event.step, name, problem, logged.get(name, "nothing"), found.get(name, "nothing")
+            )
     return None
+
+
+def _made(made: StepCompleted | StepResult) -> Mapping[str, str]:
+    return {**_digests(made), **{name: repr(value) for name, value in made.scalars.items()}}
 
 
 def _digests(made: StepCompleted | StepResult) -> Mapping[str, str]:

@@ -7,10 +7,10 @@ from engine.job import Job, State
 
 def cancel(job: Job, reason: str, *, running: bool) -> list[JobEvent]:
     """`running` says that a worker may still execute a step: the job is cancelled only once that one is done."""
-    if job.terminal or job.state is State.CANCELLING:
+    if job.terminal:
         return []
-    asked = CancelRequested(reason=reason)
-    return [asked] if running else [asked, JobCancelled()]
+    asked: list[JobEvent] = [] if job.state is State.CANCELLING else [CancelRequested(reason=reason)]
+    return asked if running else [*asked, JobCancelled()]
 
 
 def fail(job: Job, node: Node, kind: str, message: str) -> list[JobEvent]:

@@ -7,9 +7,10 @@ import anyio
 
 from cards import registry
 from cards.wire import EngineMessage
+from engine.cancel import Outcome
 from engine.client import Client
 from engine.clock import WallClock
-from engine.engine import Engine, EngineSettings, Outcome
+from engine.engine import Engine, EngineSettings
 from engine.link import Arrived
 from ops.settings import Settings
 from store.blobs import FileBlobs

@@ -32,7 +32,7 @@ async def verify_job(
         log = await _log(journal, job_id)
         job = replay(log)
         family = registry.find(families, job.model.name)
-        executor = Executor(load_models({job.model.name: family}, "cpu"), WorkerBlobs(MemoryBlobs()), stores=False)
+        executor = Executor(load_models({job.model.name: family}), WorkerBlobs(MemoryBlobs()), stores=False)
 
         async def execute(unit: WorkUnit) -> StepResult:
             return (await anyio.to_thread.run_sync(executor.run, unit, [])).result

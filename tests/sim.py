@@ -37,10 +37,12 @@ from engine.job import Job
 from engine.link import Arrived
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
+from store.errors import StoreUnavailable
 from store.journal import Append, Appended, Journal
 from store.memory import MemoryJournal
 from tests import toy
 from workers.execute import Executor, load_models
+from workers.inbox import Command, Inbox
 from workers.resident import BlobStore
 
 
@@ -48,24 +50,87 @@ class Crash(BaseException):
     """The power goes out: no handler of errors may survive it."""
 
 
+class QueuedJournal:
+    """A journal whose appends reach the inner one later, one a turn of the event loop, as a disk would take them.
+
+    `refuse` makes it answer the next so many with an error, as a full disk does. When `down` it takes nothing more:
+    what was queued is lost with the power.
+    """
+
+    def __init__(self, inner: Journal) -> None:
+        self._inner = inner
+        self._queue: deque[tuple[Append, asyncio.Future[Appended]]] = deque()
+        self.refuse = 0
+        self.held = False
+        self.down = False
+
+    def append(self, append: Append) -> Awaitable[Appended]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Appended] = loop.create_future()
+        self._queue.append((append, future))
+        loop.call_soon(self._one)
+        return future
+
+    def release(self) -> None:
+        """Go on after `held`."""
+        self.held = False
+        for _ in range(len(self._queue)):
+            asyncio.get_running_loop().call_soon(self._one)
+
+    def flush(self) -> None:
+        """Everything that is queued is on disk now."""
+        for append, _ in self._queue:
+            self._inner.append(append)
+        self._queue.clear()
+
+    def _one(self) -> None:
+        if self.down or self.held or not self._queue:
+            return
+        append, future = self._queue.popleft()
+        if self.refuse:
+            self.refuse -= 1
+            future.set_exception(StoreUnavailable("the disk is full"))
+        else:
+            asyncio.ensure_future(self._inner.append(append)).add_done_callback(lambda done: _hand_on(done, future))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _hand_on(done: "asyncio.Future[Appended]", future: "asyncio.Future[Appended]") -> None:
+    error = done.exception()
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
+
+
 class CrashingJournal:
-    """Passes everything on; its `nth` append never returns, and is on disk only if `durable`."""
+    """Its `nth` append never returns: the power goes out, on disk is it only if `durable`.
+
+    With it go the appends before it that the disk had not taken yet.
+    """
 
     def __init__(self, inner: Journal, nth: int, *, durable: bool) -> None:
-        self._inner = inner
+        self._disk = inner
+        self._queue = QueuedJournal(inner)
         self.left = nth
         self._durable = durable
 
     def append(self, append: Append) -> Awaitable[Appended]:
         self.left -= 1
-        if self.left == 0:
-            if self._durable:
-                self._inner.append(append)
-            raise Crash
-        return self._inner.append(append)
+        if self.left > 0:
+            return self._queue.append(append)
+        if self.left == 0 and self._durable:
+            self._queue.flush()
+            self._disk.append(append)
+        self._queue.down = True
+        raise Crash
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self._disk, name)
 
 
 class SimClock:
@@ -92,8 +157,14 @@ class SimClock:
         moved.set()
 
 
+Tell = Callable[[str, WorkerMessage, Sequence[bytes]], None]
+
+
 class SimWorker:
-    """A worker as a task. `frozen` it neither works nor beats, as under SIGSTOP; `ran` lists the units it executed."""
+    """A worker as a task, with the real inbox and the real executor.
+
+    `frozen` it neither works nor beats, as under SIGSTOP; `ran` lists the units that it executed.
+    """
 
     def __init__(
         self, name: str, families: Sequence[Family], blobs: BlobStore, *, credits: int, fingerprint: str
@@ -105,10 +176,10 @@ class SimWorker:
         self.fingerprint = fingerprint
         self.gate: anyio.Event | None = None
         """While it is set to an event, a unit waits for it before it answers."""
-        self.executor = Executor(load_models({f.card.name: f for f in families}, "cpu"), blobs)
+        self.executor = Executor(load_models({f.card.name: f for f in families}), blobs)
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
-        self._inbox: deque[tuple[EngineMessage, tuple[bytes, ...]]] = deque()
+        self._inbox = Inbox()
         self._arrived = asyncio.Event()
 
     def hello(self) -> Hello:
@@ -125,54 +196,46 @@ class SimWorker:
         )
 
     def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
-        if isinstance(message, Release):  # it overtakes the units that it makes pointless
-            left = [(m, f) for m, f in self._inbox if not (isinstance(m, WorkUnit) and m.id.job == message.job)]
-            self._inbox = deque(left)
-        self._inbox.append((message, tuple(frames)))
+        match message:
+            case Release():
+                self._inbox.release(message)
+            case WorkUnit():
+                self._inbox.put(Command(message, tuple(frames)))
+            case _:
+                self._inbox.clear(Command(message))
         self._arrived.set()
 
-    async def _next(self) -> tuple[EngineMessage, tuple[bytes, ...]]:
-        while not self._inbox:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._inbox.popleft()
-
-    async def run(self, tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]) -> None:
+    async def run(self, tell: Tell) -> None:
         tell(self.name, self.hello(), ())
         while not self.dead:
-            with anyio.move_on_after(0.2) as idle:
-                message, frames = await self._next()
+            self._arrived.clear()
+            if (command := self._inbox.get_nowait()) is not None:
+                await self._thawed()
+                await self._obey(command, tell)
+                continue
+            with anyio.move_on_after(0.2):
+                await self._arrived.wait()
             await self._thawed()
-            if idle.cancelled_caught:
-                self._beat(tell)
-            else:
-                await self._obey(message, frames, tell)
+            self._beat(tell)
 
     async def _thawed(self) -> None:
         while self.frozen:
             await anyio.sleep(0.001)
 
-    async def _obey(
-        self,
-        message: EngineMessage,
-        frames: tuple[bytes, ...],
-        tell: Callable[[str, WorkerMessage, Sequence[bytes]], None],
-    ) -> None:
-        match message:
-            case WorkUnit():
-                await self._step(message, frames, tell)
+    async def _obey(self, command: Command, tell: Tell) -> None:
+        match command.message:
+            case WorkUnit() as unit:
+                await self._step(unit, command.frames, tell)
             case Release(job=job, epoch=epoch):
                 self.executor.resident.release(job)
-                tell(self.name, Released(job, epoch, 0), ())
+                tell(self.name, Released(job, epoch, command.dropped), ())
             case Introduce():
                 self.executor.resident.clear()
                 tell(self.name, self.hello(), ())
             case Shutdown():
                 self.dead = True
 
-    async def _step(
-        self, unit: WorkUnit, frames: tuple[bytes, ...], tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]
-    ) -> None:
+    async def _step(self, unit: WorkUnit, frames: Sequence[bytes], tell: Tell) -> None:
         self.ran.append(unit)
         try:
             answer = self.executor.run(unit, list(frames))
@@ -186,9 +249,9 @@ class SimWorker:
         tell(self.name, answer.result, answer.frames)
         self._beat(tell)
 
-    def _beat(self, tell: Callable[[str, WorkerMessage, Sequence[bytes]], None]) -> None:
+    def _beat(self, tell: Tell) -> None:
         held = self.executor.resident.held()
-        tell(self.name, Heartbeat(self.name, None, 0, held.tensors, held.nbytes), ())
+        tell(self.name, Heartbeat(self._inbox.units(), held.tensors, held.nbytes), ())
 
 
 class SimLink:

@@ -4,7 +4,7 @@ WorkerError
  - RankSilent          a rank did not answer in time
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
- - BrokenPromise       a unit did not make what a unit behind it was told it would
+ - BrokenPromise       a step made other tensors than its plan said, or not the one that a unit behind it reads
 """
 
 
@@ -34,4 +34,4 @@ class BlobLost(WorkerError):
 
 class BrokenPromise(WorkerError):
     def __init__(self, promise: str) -> None:
-        super().__init__(f"the unit before this one did not make {promise}")
+        super().__init__(f"what a step promised to make and what it made differ: {promise}")

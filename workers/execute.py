@@ -10,7 +10,7 @@ from cards.family import Components, Made, StepBody
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
-from workers.errors import BlobLost, BlobsUnavailable
+from workers.errors import BlobLost, BlobsUnavailable, BrokenPromise
 from workers.resident import BlobStore, Resident
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Answer(Struct, frozen=True):
     frames: tuple[bytes, ...] = ()
 
 
-def load_models(registry: Registry, device: str) -> dict[str, Loaded]:
-    return {name: Loaded(family.load(device), family.bodies()) for name, family in registry.items()}
+def load_models(registry: Registry) -> dict[str, Loaded]:
+    return {name: Loaded(family.load("cpu"), family.bodies()) for name, family in registry.items()}
 
 
 class Executor:
@@ -53,7 +53,7 @@ class Executor:
             tensors = {name: self.resident.get(unit.id.job, ref) for name, ref in reads.items()}
             made = self._step(unit.plan, tensors)
             named = {id(tensors[name]): ref for name, ref in reads.items()}
-            return self._answer(unit.id, made, named, perf_counter() - began)
+            return self._answer(unit.id, unit.plan.writes, made, named, perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
             return Answer(StepResult(id=unit.id, error=_step_error(error), seconds=perf_counter() - began))
 
@@ -64,10 +64,19 @@ class Executor:
         with torch.inference_mode():
             return model.bodies[plan.kind](model.components, plan, tensors)
 
-    def _answer(self, unit: UnitId, made: Made, named: dict[int, TensorRef], seconds: float) -> Answer:
+    def _answer(
+        self,
+        unit: UnitId,
+        writes: tuple[str, ...] | None,
+        made: Made,
+        named: dict[int, TensorRef],
+        seconds: float,
+    ) -> Answer:
         """`named` are the tensors that the step read, by object: one that is handed through has a name already."""
         inline: dict[str, bytes] = {}
         tensors: dict[str, TensorRef] = {}
+        if writes is not None and set(made.tensors) != set(writes):
+            raise BrokenPromise(", ".join(sorted(set(made.tensors) ^ set(writes))))
         for name, tensor in made.tensors.items():
             ref, kept = (named[id(tensor)], tensor) if id(tensor) in named else self._store(tensor, inline)
             self.resident.put(unit.job, ref, kept, promised(unit, name))

@@ -8,14 +8,13 @@ import os
 import socket as hosts
 import threading
 from collections import deque
-from collections.abc import Sequence
+from typing import NoReturn
 
 import zmq
 from msgspec import Struct
 
 from cards import wire
 from cards.wire import (
-    EngineMessage,
     Goodbye,
     Heartbeat,
     Hello,
@@ -24,12 +23,15 @@ from cards.wire import (
     Release,
     Released,
     Shutdown,
-    UnitId,
     WorkUnit,
 )
 from workers.clock import monotonic
 from workers.execute import Executor
+from workers.inbox import Command, Inbox
 from workers.ranks import Followers
+
+LOOK_UP_MS = 100
+"""How often the link looks whether it was told to stop, if nothing else happens."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -44,56 +46,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
-class Command(Struct, frozen=True):
-    message: EngineMessage
-    frames: Sequence[bytes] = ()
-    dropped: int = 0
-    """For a release: how many queued units it took out."""
-
-
-class Inbox:
-    """Commands between the threads, in order; a release takes the job's waiting units out."""
-
-    def __init__(self) -> None:
-        self._commands: deque[Command] = deque()
-        self._changed = threading.Condition()
-
-    def put(self, command: Command) -> None:
-        with self._changed:
-            self._commands.append(command)
-            self._changed.notify()
-
-    def release(self, release: Release) -> None:
-        with self._changed:
-            stale = [c for c in self._commands if _belongs(c, release)]
-            self._commands = deque(c for c in self._commands if not _belongs(c, release))
-            self._commands.appendleft(Command(release, dropped=len(stale)))
-            self._changed.notify()
-
-    def clear(self, last: Command) -> None:
-        """Forget what waits: `last` is all there is to do. Nothing takes a shutdown back."""
-        with self._changed:
-            if not any(isinstance(command.message, Shutdown) for command in self._commands):
-                self._commands = deque([last])
-            self._changed.notify()
-
-    def get(self) -> Command:
-        with self._changed:
-            self._changed.wait_for(lambda: self._commands)
-            return self._commands.popleft()
-
-    def units(self) -> int:
-        with self._changed:
-            return sum(isinstance(command.message, WorkUnit) for command in self._commands)
-
-
-def _belongs(command: Command, release: Release) -> bool:
-    unit = command.message
-    return isinstance(unit, WorkUnit) and unit.id.job == release.job and unit.id.epoch <= release.epoch
-
-
 class Link:
-    """Serves one engine until it says to stop, or the ranks of this pool disagree."""
+    """Serves one engine until it says to stop, or the ranks of this pool cannot go on together."""
 
     def __init__(
         self,
@@ -110,7 +64,8 @@ class Link:
         self._followers = followers
         self._heartbeat_s = heartbeat_s
         self._inbox = Inbox()
-        self._running: UnitId | None = None
+        self._stopping = False
+        self._broken: str | None = None
         self._outbox: deque[list[bytes]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -131,12 +86,17 @@ class Link:
             done.close(0)
             engine.close()
             thread.join(1.0)  # one that has said goodbye is about to end, and the goodbye leaves with the context
-            if not thread.is_alive():
-                self._context.term()
+            if thread.is_alive():
+                _leave_the_executor_behind()
+            self._context.term()
 
     def stop(self) -> None:
         """Finish the step that runs, say goodbye and return from `run`. May be called from a signal handler."""
-        self._inbox.clear(Command(Shutdown()))
+        self._stopping = True
+
+    def abandon(self, reason: str) -> None:
+        """Say goodbye and end the process at once: the executor may be waiting for what will not come. Thread-safe."""
+        self._broken = reason
 
     def _serve(self, engine: "zmq.Socket[bytes]", done: "zmq.Socket[bytes]") -> str:
         poller = zmq.Poller()
@@ -146,7 +106,13 @@ class Link:
         while True:
             self._flush(engine)
             poller.register(engine, zmq.POLLIN | zmq.POLLOUT if self._outbox else zmq.POLLIN)
-            ready = dict(poller.poll(max(0, int((beat_at - monotonic()) * 1000))))
+            ready = dict(poller.poll(min(LOOK_UP_MS, max(0, int((beat_at - monotonic()) * 1000)))))
+            if self._broken is not None:
+                self._outbox.append([wire.encode(Goodbye(self._broken))])
+                self._flush(engine)
+                return self._broken
+            if self._stopping:
+                self._inbox.clear(Command(Shutdown()))
             if done in ready:
                 frames = done.recv_multipart()
                 self._outbox.append(frames)
@@ -189,11 +155,9 @@ class Link:
         """The frames to answer with, or None to stop."""
         match command.message:
             case WorkUnit() as unit:
-                self._running = unit.id
                 self._followers.broadcast(unit, command.frames)
                 answer = self._executor.run(unit, list(command.frames))
                 self._followers.agree(answer)
-                self._running = None
                 return [wire.encode(answer.result), *answer.frames]
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
@@ -231,4 +195,10 @@ class Link:
 
     def _beat(self) -> Heartbeat:
         held = self._executor.resident.held()
-        return Heartbeat(self._identity.worker, self._running, self._inbox.units(), held.tensors, held.nbytes)
+        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes)
+
+
+def _leave_the_executor_behind() -> NoReturn:
+    """It is in the middle of something: what the link has said leaves first, and the process ends under it."""
+    threading.Event().wait(0.2)
+    os._exit(1)

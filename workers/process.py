@@ -27,7 +27,6 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     connect: str
     pool: str = "default"
     families: tuple[str, ...] = registry.DEFAULT_FAMILIES
-    device: str = "cpu"
     ranks: int = 1
     credits: int = 16
     threads: int = 1
@@ -49,9 +48,10 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
     sys.setswitchinterval(5e-4)  # the link's thread must get a word in while the executor's is in Python
     with ExitStack() as stack:
         watch_parent(settings.parent)
-        others = stack.enter_context(_followers(settings, follower))
+        others = Others()
+        followers = stack.enter_context(_followers(settings, others, follower))
         families, executor = _prepare(settings, blobs, stores=True)
-        others.ready()
+        followers.ready()
         identity = Identity(
             worker=f"{settings.pool}-{os.getpid()}-{secrets.token_hex(4)}",
             pool=settings.pool,
@@ -59,9 +59,10 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
             credits=settings.credits,
             memory_bytes=settings.memory_bytes,
             models=tuple(registry.identity(family) for family in families.values()),
-            fingerprint=fingerprint.numerics(settings.device),
+            fingerprint=fingerprint.numerics(),
         )
-        link = Link(settings.connect, identity, executor, others, heartbeat_s=settings.heartbeat_s)
+        link = Link(settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s)
+        others.ended = link.abandon
         signal.signal(signal.SIGTERM, lambda *_: link.stop())
         if settings.parent is None:
             signal.signal(signal.SIGINT, lambda *_: link.stop())
@@ -96,12 +97,43 @@ def _prepare(settings: WorkerSettings, blobs: BlobStore, *, stores: bool) -> tup
 
     torch.set_num_threads(settings.threads)
     families = registry.load(settings.families)
-    return families, Executor(load_models(families, settings.device), blobs, stores=stores)
+    return families, Executor(load_models(families), blobs, stores=stores)
+
+
+class Others:
+    """The processes of the other ranks. `ended` is called, on a thread, when one ends that was not told to."""
+
+    def __init__(self) -> None:
+        self.ended: Callable[[str], None] = lambda reason: None
+        self._leaving = False
+
+    def start(self, command: list[str], rank: int) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        threading.Thread(target=self._watch, args=(process, rank), name=f"rank {rank}", daemon=True).start()
+        return process
+
+    def end(self, process: "subprocess.Popen[bytes]", grace_s: float = 2.0) -> None:
+        self._leaving = True
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _watch(self, process: "subprocess.Popen[bytes]", rank: int) -> None:
+        code = process.wait()
+        if not self._leaving:
+            self.ended(f"rank {rank} ended with {code}")
 
 
 @contextmanager
-def _followers(settings: WorkerSettings, follower: Callable[[str, int], list[str]]) -> Iterator[Followers]:
+def _followers(
+    settings: WorkerSettings, others: Others, follower: Callable[[str, int], list[str]]
+) -> Iterator[Followers]:
     """Start the other ranks and the sockets to them; all of them are gone afterwards."""
+    if settings.ranks == 1:
+        yield Followers([], settings.rank_timeout_s)
+        return
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-")))
@@ -112,14 +144,5 @@ def _followers(settings: WorkerSettings, follower: Callable[[str, int], list[str
             address = f"ipc://{folder}/{rank}"
             socket.bind(address)
             sockets.append(socket)
-            process = subprocess.Popen(follower(address, rank), stdin=subprocess.DEVNULL, stdout=sys.stderr)
-            stack.callback(_end, process)
+            stack.callback(others.end, others.start(follower(address, rank), rank))
         yield Followers(sockets, settings.rank_timeout_s)
-
-
-def _end(process: "subprocess.Popen[bytes]", grace_s: float = 2.0) -> None:
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -26,15 +26,24 @@ class Followers:
     """Rank 0's side: one socket for each other rank, in rank order."""
 
     def __init__(self, sockets: Sequence["zmq.Socket[bytes]"], timeout_s: float) -> None:
+        for socket in sockets:
+            socket.setsockopt(zmq.SNDTIMEO, int(timeout_s * 1000))
         self._sockets = sockets
         self._timeout_s = timeout_s
 
     def broadcast(self, command: EngineMessage, frames: Sequence[bytes] = ()) -> None:
-        for socket in self._sockets:
-            socket.send_multipart([wire.encode(command), *frames])
+        """Raises RankSilent for one that takes nothing in any more."""
+        parts = [wire.encode(command), *frames]
+        for rank, socket in enumerate(self._sockets, start=1):
+            try:
+                socket.send_multipart(parts)
+            except zmq.Again as error:
+                raise RankSilent(rank, self._timeout_s) from error
 
     def agree(self, answer: Answer) -> None:
         """Wait for every rank's summary. Raises RankSilent or RanksDiverged."""
+        if not self._sockets:
+            return
         mine = summary(answer)
         for rank, theirs in enumerate(self._collect(), start=1):
             if theirs != mine:

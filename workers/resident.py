@@ -38,7 +38,7 @@ class JobTensors(Struct):
 
 
 class Resident:
-    """The tensors of all jobs on this device. Not thread-safe: it belongs to the executor."""
+    """The tensors of all jobs on this device. It belongs to the executor; only `held` may be asked by others."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs

@@ -53,8 +53,8 @@ class _Counted:
     def steps(self, context: LoopContext) -> int:
         return 1
 
-    def writes(self, state: LoopState) -> tuple[str, ...]:
-        return ()
+    def writes(self, state: LoopState) -> tuple[str, ...] | None:
+        return None
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:
         return {}

@@ -1,18 +1,23 @@
 """A job's life on the real engine, with workers that are tasks."""
 
+from typing import Any
+
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from cards.errors import InvalidRequest, UnknownModel
+from cards.loop import Loop, LoopState, StepOutput
 from cards.wire import Released, StepResult, TensorRef, UnitId, is_promised
-from engine.engine import Outcome
+from engine.cancel import Outcome
 from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused
 from engine.events import JobRecovered, NumericsChanged, WorkerLost
 from engine.job import State
 from store.blobs import MemoryBlobs
 from store.errors import StoreUnavailable
+from store.journal import Append, NewEvent
 from tests import toy
-from tests.sim import Running, SimClock, World, digests, request
+from tests.sim import QueuedJournal, Running, SimClock, World, digests, request
 
 
 async def test_a_job_runs_from_submit_to_its_artifact() -> None:
@@ -56,8 +61,6 @@ async def test_a_submit_is_checked_against_the_card_and_leaves_nothing_behind() 
 
 
 def toy_request_of(model: str):  # type: ignore[no-untyped-def]
-    from msgspec.structs import replace
-
     return replace(request(), model=model)
 
 
@@ -80,8 +83,6 @@ async def test_the_same_key_and_request_are_the_same_job_also_at_once() -> None:
 
 async def test_a_seed_that_was_left_out_is_drawn_once() -> None:
     async with World().engine() as running:
-        from msgspec.structs import replace
-
         job = await running.client.submit(replace(request(), seed=None))
         told = await running.client.events(job.id, limit=1)
 
@@ -237,15 +238,72 @@ async def test_a_cancel_that_races_completion_gives_one_of_the_two() -> None:
 
 
 async def test_nothing_leaks_over_two_hundred_cancels() -> None:
-    async with World().engine() as running:
-        for n in range(200):
-            job = await running.client.submit(request("a count big=70000", steps=5, seed=n))
-            for _ in range(n % 40):
-                await anyio.lowlevel.checkpoint()
-            await running.client.cancel(job.id)
-            await running.ended(job.id)
+    world = World()
+
+    async def one(running: Running, n: int) -> None:
+        job = await running.client.submit(request("a count big=70000", steps=5, seed=n))
+        for _ in range(n % 40):
+            await anyio.lowlevel.checkpoint()
+        await running.client.cancel(job.id)
+        await running.ended(job.id)
+
+    async with world.engine(workers=2, journal=QueuedJournal(world.journal)) as running:
+        for first in range(0, 200, 8):
+            async with anyio.create_task_group() as tasks:
+                for n in range(first, first + 8):
+                    tasks.start_soon(one, running, n)
         await assert_unharmed(running)
         assert len(running.engine.ledger.actors) == 0
+
+
+async def test_a_job_may_be_cancelled_by_several_at_once() -> None:
+    world = World()
+    for spins in range(30):
+        outcomes: list[Outcome] = []
+
+        async def cancel(running: Running, job: str, outcomes: list[Outcome] = outcomes) -> None:
+            outcomes.append(await running.client.cancel(job))
+
+        async with world.engine(journal=QueuedJournal(world.journal)) as running:
+            job = await running.client.submit(request(steps=1000, seed=spins))
+            await running.until(lambda running=running: len(running.workers[0].ran) > 4)
+            for _ in range(spins):
+                await anyio.lowlevel.checkpoint()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(cancel, running, job.id)
+            job = await running.ended(job.id)
+
+        assert job.state is State.CANCELLED
+        assert outcomes.count(Outcome.CANCELLED) <= 1
+        assert Outcome.CANCELLED in outcomes or Outcome.CANCELLING in outcomes
+
+
+async def test_a_caller_of_cancel_that_goes_away_changes_nothing() -> None:
+    world = World()
+    journal = QueuedJournal(world.journal)
+    async with world.engine(journal=journal) as running:
+        job = await running.client.submit(request(steps=20))
+        await running.until(lambda: len(running.workers[0].ran) > 2)
+        journal.held = True
+        with anyio.move_on_after(0.02):
+            await running.client.cancel(job.id)
+        journal.release()
+
+        assert (await running.ended(job.id)).state is State.CANCELLED
+        await assert_unharmed(running)
+
+
+async def test_a_cancel_that_was_under_way_when_its_engine_died_can_be_finished_without_its_weights() -> None:
+    world = World()
+    async with world.engine() as running:
+        running.workers[0].gate = anyio.Event()
+        job = await running.client.submit(request())
+        await running.until(lambda: bool(running.workers[0].ran))
+        assert await running.client.cancel(job.id) is Outcome.CANCELLING
+    world.families = (toy.ToyFamily(weights="other"),)
+    async with world.engine() as running:
+        assert await running.client.cancel(job.id) is Outcome.CANCELLED
 
 
 async def test_a_cancel_of_one_job_leaves_its_neighbours_alone() -> None:
@@ -295,6 +353,127 @@ class FullBlobs(MemoryBlobs):
             self.refused += 1
             raise StoreUnavailable("the disk is full")
         return super().put(data)
+
+
+async def test_a_job_goes_on_after_an_append_was_refused_while_a_step_ran() -> None:
+    world = World()
+    journal = QueuedJournal(world.journal)
+    async with world.engine(journal=journal) as running:
+        worker = running.workers[0]
+        job = await running.client.submit(request(steps=8))
+        await running.until(lambda: len(worker.ran) > 3)
+        worker.gate = anyio.Event()  # the step that runs outlasts the refusal and the reconciling after it
+        await running.until(lambda: running.client.statistics().outstanding_units == 2)
+        journal.refuse = 1
+        held, worker.gate = worker.gate, None
+        held.set()
+        await running.until(lambda: journal.refuse == 0)
+        job = await running.ended(job.id)
+        steps = [
+            (t.event.node, t.event.step) for t in await running.client.events(job.id) if t.type == "step_completed"
+        ]
+
+        assert job.state is State.COMPLETED
+        assert len(steps) == len(set(steps)) == 10
+        await assert_unharmed(running)
+
+
+async def test_a_late_word_of_an_old_release_takes_nothing_from_the_new_epoch() -> None:
+    world = World()
+    async with world.engine() as running:
+        worker = running.workers[0]
+        job = await running.client.submit(request(steps=8))
+        await running.until(lambda: len(worker.ran) > 2)
+        running.link.tell(worker.name, Released(job.id, 0, ()), ())
+        assert (await running.ended(job.id)).state is State.COMPLETED
+
+
+@pytest.mark.parametrize("where", ["init", "next", "advance"])
+async def test_a_loop_that_raises_fails_its_own_job(where: str) -> None:
+    class Broken(toy.ToyFamily):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loops = {**self.loops, "toy.count/1": Raising(self.loops["toy.count/1"], where)}
+
+    async with World(families=(Broken(),)).engine() as running:
+        job = await running.ended((await running.client.submit(request("a count raise=1"))).id)
+        assert job.failure is not None
+        assert (job.failure.kind, "asked to raise" in job.failure.message) == ("error", True)
+
+
+class Raising:
+    """A loop with a bug in one of its functions, for prompts that ask for it."""
+
+    def __init__(self, inner: Loop, where: str) -> None:
+        self._inner = inner
+        self._where = where
+        self.semantics = inner.semantics
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._where:
+            return getattr(self._inner, name)
+
+        def raising(*arguments: object) -> None:
+            raise RuntimeError("asked to raise")
+
+        return raising
+
+
+async def test_a_first_loop_that_raises_fails_its_job_and_not_the_engine() -> None:
+    class Broken(toy.ToyFamily):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loops = {**self.loops, "toy.prepare/1": Raising(self.loops["toy.prepare/1"], "init")}
+
+    async with World(families=(Broken(),)).engine() as running:
+        job = await running.ended((await running.client.submit(request())).id)
+
+        assert job.state is State.FAILED
+        assert running.client.readiness().ready
+
+
+async def test_a_loop_whose_next_step_is_not_the_promised_one_fails_its_job() -> None:
+    """A policy that remembers a scalar must not promise: what ran ahead would not know it."""
+
+    class Remembering(toy.ToyLoop):
+        def advance(self, state: LoopState, output: StepOutput) -> LoopState:
+            state = super().advance(state, output)
+            return replace(state, scalars={**state.scalars, **output.scalars})
+
+    class Broken(toy.ToyFamily):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loops = {**self.loops, "toy.count/1": Remembering("toy.count/1", ("x",))}
+
+    async with World(families=(Broken(),)).engine() as running:
+        job = await running.ended((await running.client.submit(request(steps=6))).id)
+
+        assert job.failure is not None
+        assert "promised another step" in job.failure.message
+
+
+@pytest.mark.parametrize("what", ["event", "checkpoint"])
+async def test_a_log_that_cannot_be_read_stays_where_it_is_and_the_others_go_on(what: str) -> None:
+    world = World()
+    async with world.engine(workers=0) as running:
+        broken, sound = [await running.client.submit(request(seed=n)) for n in (1, 2)]
+        await running.until(lambda: len(running.engine.ledger.actors) == 2)
+        await running.engine.ledger.settled()
+    loaded = await world.journal.load(f"job/{broken.id}")
+    assert loaded is not None
+    await world.journal.append(
+        Append(
+            stream=f"job/{broken.id}",
+            expected=loaded.version,
+            epoch=loaded.epoch,
+            at=0.0,
+            events=(NewEvent("worker_lost", b"\xc1" if what == "event" else b"\x80"),),
+            checkpoint=None if what == "event" else b"\xc1",
+        )
+    )
+    async with world.engine() as running:
+        assert (await running.ended(sound.id)).state is State.COMPLETED
+        assert "cannot be read" in running.engine.reconciler.unrunnable[broken.id]
 
 
 async def test_a_checkpoint_whose_bytes_are_damaged_fails_its_job_by_name() -> None:
@@ -348,8 +527,6 @@ async def one_alone() -> object:
 
 @pytest.mark.parametrize("field", ["epoch", "version", "attempt"])
 async def test_a_result_under_another_epoch_version_or_attempt_decides_nothing(field: str) -> None:
-    from msgspec.structs import replace
-
     async with World().engine() as running:
         worker = running.workers[0]
         worker.gate = anyio.Event()
@@ -362,7 +539,7 @@ async def test_a_result_under_another_epoch_version_or_attempt_decides_nothing(f
         running.link.tell(worker.name, forged, ())
         running.link.tell("a stranger", StepResult(true, {}), ())
         running.link.tell(worker.name, StepResult(UnitId("job-nowhere", 1, 1, 1)), ())
-        running.link.tell(worker.name, Released("job-nowhere", 1, 0), ())
+        running.link.tell(worker.name, Released("job-nowhere", 1, ()), ())
         await anyio.sleep(0.01)
         assert "step_completed" not in [told.type for told in await running.client.events(job.id)]
 
@@ -482,7 +659,7 @@ async def test_a_job_of_other_weights_stays_in_the_log_and_can_be_cancelled() ->
 
 async def test_nobody_is_told_of_what_is_not_durable() -> None:
     world = World()
-    slow = SlowJournal(world.journal)
+    slow = QueuedJournal(world.journal)
     async with world.engine(journal=slow, window=3) as running:
         job = await running.client.submit(request(steps=20))
         await running.until(lambda: len(running.workers[0].ran) >= 2)
@@ -494,27 +671,8 @@ async def test_nobody_is_told_of_what_is_not_durable() -> None:
 
         assert len(running.workers[0].ran) <= ran + 1, "it ran further ahead of the disk than its window"
         assert (await running.client.job(job.id)).place == told
-        slow.held = False
+        slow.release()
         assert (await running.ended(job.id)).state is State.COMPLETED
-
-
-class SlowJournal:
-    """Acknowledges nothing while `held`."""
-
-    def __init__(self, inner):  # type: ignore[no-untyped-def]
-        self._inner = inner
-        self.held = False
-
-    def append(self, append):  # type: ignore[no-untyped-def]
-        return self._later(self._inner.append(append))
-
-    async def _later(self, durable):  # type: ignore[no-untyped-def]
-        while self.held:
-            await anyio.sleep(0.001)
-        return await durable
-
-    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
-        return getattr(self._inner, name)
 
 
 async def test_a_drained_engine_hands_its_jobs_back_between_two_steps() -> None:
@@ -532,6 +690,19 @@ async def test_a_drained_engine_hands_its_jobs_back_between_two_steps() -> None:
     assert kinds[-1] == "job_released"
     async with world.engine() as running:
         assert (await running.ended(job.id)).state is State.COMPLETED
+
+
+async def test_an_idle_hour_does_not_make_a_new_job_late() -> None:
+    clock = SimClock()
+    async with World(clock=clock).engine() as running:
+        await running.until(lambda: running.client.readiness().ready)
+        running.engine.fleet.silent_s = 1e9
+        clock.advance(3600)
+        running.workers[0].frozen = True
+        await running.client.submit(request())
+        await running.until(lambda: len(running.engine.ledger.actors) == 1)
+
+        assert running.client.readiness().ready
 
 
 async def test_readiness_tells_the_truth() -> None:

@@ -147,7 +147,7 @@ def test_what_is_reserved_is_given_back_whatever_happens(
         assert fleet.seats[worker].reserved_bytes == 10 * len(fleet.seats[worker].outstanding)
     for job in jobs:
         for worker in "abcd":
-            fleet.released(worker, job)
+            fleet.dropped(worker, [one for one in fleet.seats[worker].outstanding if one.job == job])
 
     assert [(one.reserved_bytes, one.free_credits) for one in fleet.seats.values()] == [(0, 2)] * 4
 
@@ -174,7 +174,7 @@ def test_a_worker_is_silent_once_its_time_has_run_out_and_not_before() -> None:
 
 def test_a_heartbeat_is_kept_until_the_next_and_a_stranger_is_none_of_ours() -> None:
     fleet = Fleet(silent_s=5.0)
-    beat = Heartbeat("a", None, 0, 3, 4)
+    beat = Heartbeat(0, 3, 4)
     fleet.join(hello("a"), now=0.0)
 
     assert fleet.heard("a", 1.0, beat)

@@ -15,7 +15,7 @@ from cards.wire import Goodbye, Heartbeat, Release, Shutdown
 from engine.link import Arrived, ZmqLink, listen
 
 PATIENCE_S = 30.0
-BEAT = Heartbeat("w", None, 0, 0, 0)
+BEAT = Heartbeat(0, 0, 0)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class OtherWeights(ToyFamily):
     def bodies(self) -> Mapping[str, StepBody]:
         def count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made:
             made = FAMILY.bodies()["count"](components, plan, reads)
-            return Made({"x": made.tensors["x"] + 1}) if plan.step >= self._since else made
+            return Made({**made.tensors, "x": made.tensors["x"] + 1}) if plan.step >= self._since else made
 
         return {**FAMILY.bodies(), "count": count}
 
@@ -40,7 +40,7 @@ class Fresh:
     """A device with nothing on it. It can be told to fail at a step."""
 
     def __init__(self, family: ToyFamily = FAMILY, fail: tuple[str, int] | None = None) -> None:
-        self._executor = Executor(load_models({"toy": family}, "cpu"), MemoryBlobs(), stores=False)
+        self._executor = Executor(load_models({"toy": family}), MemoryBlobs(), stores=False)
         self._fail = fail
 
     async def __call__(self, unit: WorkUnit) -> StepResult:

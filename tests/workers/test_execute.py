@@ -284,7 +284,7 @@ def test_nothing_is_held_after_release_and_clear() -> None:
 def test_a_model_is_loaded_with_its_bodies() -> None:
     from tests.toy import FAMILY
 
-    models = load_models({"toy": FAMILY}, "cpu")
+    models = load_models({"toy": FAMILY})
 
     assert models["toy"].bodies.keys() == {"prepare", "count", "finish"}
     assert models["toy"].components.keys() == {"counter"}

@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     assert caught.value.rank == 1
 
 
-@pytest.mark.parametrize("command", [Release("j", 1), Introduce("engine")])
+@pytest.mark.parametrize("command", [Release("j", 1), Introduce()])
 def test_what_rank_zero_forgets_the_others_forget(command: Release | Introduce) -> None:
     other = executor(double)
     with pool([other]) as followers:
