@@ -20,7 +20,7 @@ from api.answers import Json
 from api.ids import REQUEST_ID
 from api.schema import Error, ErrorBody
 from cards.errors import InvalidRequest, UnknownModel
-from engine.errors import ArtifactNotFound, Draining, HistoryError, JobNotFound, KeyReused, StoreTrouble
+from engine.errors import ArtifactLost, ArtifactNotFound, Draining, HistoryError, JobNotFound, KeyReused, StoreTrouble
 
 log = logging.getLogger("keyframe.api")
 
@@ -75,6 +75,7 @@ RULES: dict[type[Exception], Rule] = {
     UnknownModel: Rule(404, "model_not_found", "model"),
     JobNotFound: Rule(404, "job_not_found", "job"),
     ArtifactNotFound: Rule(404, "artifact_not_found", "name"),
+    ArtifactLost: Rule(500, "artifact_lost", "name", {"x-should-retry": "false"}),
     KeyReused: Rule(409, "key_reused", "Idempotency-Key", {"x-should-retry": "false"}),
     Draining: Rule(503, "draining", headers={"retry-after": "5"}),
     StoreTrouble: Rule(503, "store_trouble", headers={"retry-after": "5"}),

@@ -117,7 +117,13 @@ class Shutdown(Struct, frozen=True, tag="shutdown"):
     """Finish the step that runs, answer it, and exit."""
 
 
-EngineMessage: TypeAlias = WorkUnit | Release | Introduce | Shutdown
+class Refuse(Struct, frozen=True, tag="refuse"):
+    """You cannot work for this engine; the reason is for the one who started you."""
+
+    reason: str
+
+
+EngineMessage: TypeAlias = WorkUnit | Release | Introduce | Shutdown | Refuse
 
 
 class ModelIdentity(Struct, frozen=True):
@@ -140,6 +146,8 @@ class Hello(Struct, frozen=True, tag="hello"):
     memory_bytes: int
     models: tuple[ModelIdentity, ...]
     fingerprint: str
+    blobs: str = ""
+    """Names the blob store it reads and writes, which must be the engine's."""
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):

@@ -40,7 +40,8 @@ async def check(journal: Journal) -> Report:
         derived[stream.removeprefix("job/")], found = _check_stream(stream, events, loaded)
         problems += found
     problems += _row_problems(before, derived, await _listed(journal))
-    return Report(len(derived), count, tuple(problems), tuple(filter(None, derived.values())))
+    rows = (ours or before.get(job) for job, ours in derived.items())  # a log that cannot be read keeps its row
+    return Report(len(derived), count, tuple(problems), tuple(filter(None, rows)))
 
 
 async def history(journal: Journal, stream: str, after: int = 0) -> AsyncIterator[Event]:

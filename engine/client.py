@@ -18,10 +18,10 @@ from engine.cancel import Outcome
 from engine.clock import Clock
 from engine.contents import BlobReader, Contents
 from engine.engine import Engine
-from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused, StoreTrouble
+from engine.errors import ArtifactLost, ArtifactNotFound, Draining, JobNotFound, KeyReused, StoreTrouble
 from engine.events import JobEvent, JobSubmitted, NoticeGiven, StepCompleted
 from engine.job import Job
-from store.errors import KeyTaken, StoreError
+from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError
 from store.journal import Event, IdempotencyKey, JobRow, Journal
 
 
@@ -186,13 +186,15 @@ class Client:
         return steps
 
     async def artifact(self, job_id: str, name: str) -> tuple[ArtifactRef, bytes]:
-        """Raises JobNotFound, ArtifactNotFound, StoreTrouble (also for bytes that are damaged)."""
+        """Raises JobNotFound, ArtifactNotFound, ArtifactLost, StoreTrouble."""
         job = await self.job(job_id)
         if name not in job.artifacts:
             raise ArtifactNotFound(job_id, name, tuple(sorted(job.artifacts)))
         ref = job.artifacts[name]
         try:
             return ref, await self._contents.get(ref.digest)
+        except (CorruptBlob, MissingBlob) as error:
+            raise ArtifactLost(job_id, name, str(error)) from error
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
 

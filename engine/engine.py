@@ -13,7 +13,7 @@ from msgspec import Struct
 from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
-from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Released, StepResult, WorkPlan
+from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Refuse, Released, StepResult, WorkPlan
 from engine import driver, verbs
 from engine.actor import JobActor
 from engine.cancel import Canceller
@@ -31,12 +31,16 @@ from store.journal import Journal
 
 log = logging.getLogger("keyframe.engine")
 
+WRONG_BLOBS = "this worker's blob folder is not the engine's: start it with the --data folder of the engine"
+
 LAST_WORDS_S = 0.05
 """What a process sent before it ended may still be on its way: its last result decides which step it died of."""
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
     name: str
+    blobs: str = ""
+    """The name of the blob store; a worker that writes to another one is refused."""
     max_active: int = 256
     """Jobs that are held in memory and driven at once; the others wait in the log."""
     max_deaths: int = 3
@@ -83,6 +87,7 @@ class Engine:
             self.identities,
             engine=settings.name,
             max_active=settings.max_active,
+            served=lambda actor: bool(self.fleet.serving(actor.job.model)) or not self.fleet.seats,
             claimed=self._claimed,
         )
         self._journal = journal
@@ -217,6 +222,10 @@ class Engine:
             await self.give_up(worker, f"a cancelled step ran on for {self.settings.cancel_grace_s:g} s")
 
     async def _join(self, hello: Hello, now: float) -> None:
+        if hello.blobs != self.settings.blobs:
+            log.warning("refused worker %s: it has another blob folder", hello.worker)
+            await self._link.send(hello.worker, Refuse(WRONG_BLOBS))
+            return
         before = self.fleet.join(hello, now)
         self._joined.add((hello.host, hello.pid))
         self._introduced_at.pop(hello.worker, None)

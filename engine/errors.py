@@ -2,6 +2,7 @@
 EngineError
  - JobNotFound         no such job
  - ArtifactNotFound    the job has no artifact of that name (yet)
+ - ArtifactLost        its bytes are gone or damaged on disk
  - KeyReused           an idempotency key came back with another request
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
@@ -27,6 +28,13 @@ class ArtifactNotFound(EngineError):
     def __init__(self, job: str, name: str, available: tuple[str, ...]) -> None:
         there = ", ".join(available) or "none yet"
         super().__init__(f"job {job} has no artifact {name!r}; it has: {there}")
+        self.job = job
+        self.name = name
+
+
+class ArtifactLost(EngineError):
+    def __init__(self, job: str, name: str, problem: str) -> None:
+        super().__init__(f"artifact {name!r} of job {job} is lost: {problem}")
         self.job = job
         self.name = name
 

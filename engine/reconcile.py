@@ -19,9 +19,15 @@ log = logging.getLogger("keyframe.reconcile")
 CLAIMS_AT_ONCE = 64
 """Jobs whose state is read together: bounds what recovery holds in memory."""
 
+CROWD = 4
+"""How many times `max_active` are held in memory at most, with those that no worker is there for."""
+
 
 class Reconciler:
-    """`claimed` is called with each actor whose claim has been queued."""
+    """`claimed` is called with each actor whose claim has been queued.
+
+    At most `max_active` jobs are driven at once; one whose model no worker is there for (`served`) does not count.
+    """
 
     def __init__(
         self,
@@ -32,6 +38,7 @@ class Reconciler:
         *,
         engine: str,
         max_active: int,
+        served: Callable[[JobActor], bool],
         claimed: Callable[[JobActor], Awaitable[None]],
     ) -> None:
         self.unrunnable: dict[str, str] = {}
@@ -42,6 +49,7 @@ class Reconciler:
         self._registry = registry
         self._engine = engine
         self._max_active = max_active
+        self._served = served
         self._claimed = claimed
 
     async def tick(self) -> None:
@@ -65,11 +73,12 @@ class Reconciler:
 
     async def _unclaimed(self) -> list[str]:
         actors, trouble = self._ledger.actors, self._ledger.trouble
-        rows = await self._journal.jobs(open=True, limit=self._max_active + len(self.unrunnable))
+        rows = await self._journal.jobs(open=True, limit=self._max_active + len(actors) + len(self.unrunnable))
         unclaimed = [row.id for row in rows if row.id not in actors and row.id not in self.unrunnable]
         if not actors and not unclaimed:
             self._ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out
-        room = max(0, self._max_active - len(actors))
+        driven = sum(map(self._served, actors.values()))
+        room = max(0, min(self._max_active - driven, CROWD * self._max_active - len(actors)))
         return unclaimed[: min(1, room) if trouble else room]  # one is enough to try a store in trouble
 
     def _actor(self, job_id: str, loaded: Loaded) -> JobActor | None:

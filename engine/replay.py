@@ -92,6 +92,9 @@ async def _check_stored(event: StepCompleted, contents: Contents) -> tuple[int, 
         try:
             await contents.get(digest)
         except MissingBlob:
+            if name in {ref.name for ref in event.artifacts}:
+                problem = "the stored bytes are gone"
+                return missing, Difference(event.node, event.step, name, problem, digest, "nothing")
             missing += 1
         except CorruptBlob:
             problem = "the stored bytes do not hash to the digest in the log"

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--status", choices=sorted(set(views.STATUS.values())))
     listing.add_argument("--model")
     listing.add_argument("--after", metavar="JOB", help="continue a listing after this job")
-    listing.add_argument("--limit", type=int, default=100)
+    listing.add_argument("--limit", type=_positive, default=100)
     for name, run, what in (
         ("show", _show, "one job"),
         ("events", _events, "what has happened to a job"),
@@ -117,7 +117,7 @@ async def _events(arguments: argparse.Namespace, settings: Settings) -> int:
 
 async def _cancel(arguments: argparse.Namespace, settings: Settings) -> int:
     """A live engine is asked; without one, the log is written here."""
-    there = running_engine(settings.data)
+    there = running_engine(settings)
     if there is not None:
         async with connect(there.url) as remote:
             outcome = (await remote.cancel(arguments.job))["outcome"]
@@ -137,6 +137,8 @@ async def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
     else:
         for change in changes:
             print(f"note: {change}")
+        if verdict.pruned:
+            print(f"note: the bytes of {verdict.pruned} tensors are not stored any more; they were only made again")
         print(_sentence(verdict.job, verdict.steps, verdict.tensors, verdict.difference))
     return 0 if verdict.equal else 1
 
@@ -183,6 +185,12 @@ async def _doctor(arguments: argparse.Namespace, settings: Settings) -> int:
     findings = await examine(settings, WallClock())
     show([msgspec.to_builtins(finding) for finding in findings], as_json=arguments.json)
     return 1 if any(finding.level == "wrong" for finding in findings) else 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
 
 
 def _group(groups: Any, name: str, what: str) -> Any:

@@ -11,6 +11,7 @@ from workers.errors import BlobLost, BlobsUnavailable
 class WorkerBlobs:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
+        self.name = blobs.name
 
     def put(self, data: bytes) -> str:
         with _translated():

@@ -3,20 +3,26 @@
 import argparse
 import functools
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 from msgspec.structs import replace
 
 from cards.errors import CardError
 from ops import logs, worker
-from ops.errors import OpsError
+from ops.errors import BadSettings, OpsError
 from ops.settings import Settings, read
 from ops.version import VERSION
 from store.errors import StoreError
+from workers.errors import WorkerError
+
+KNOWN = (OpsError, StoreError, CardError, WorkerError)
+"""What a person can do something about."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,10 +34,10 @@ def run_command(command: functools.partial[None]) -> None:
     """Run it, and say what a person can do about what went wrong in one line."""
     try:
         command()
-    except (OpsError, StoreError, CardError) as error:
+    except KNOWN as error:
         sys.exit(_failed(error, getattr(error, "code", 1)))
     except BaseExceptionGroup as group:
-        known, other = group.split((OpsError, StoreError, CardError))
+        known, other = group.split(KNOWN)
         if other is not None or known is None:
             raise
         first = _first(known)
@@ -102,6 +108,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     fields = ("model", "prompt", "negative_prompt", "seed", "steps", "guidance", "preview_every")
     given = ((name, getattr(arguments, name)) for name in fields)
     request = {name: value for name, value in given if value is not None}
+    _check(request, arguments.out)
     make = functools.partial(generate, request, arguments.out, settings, arguments.server)
     try:
         files = anyio.run(make, backend_options={"use_uvloop": True})
@@ -112,10 +119,33 @@ def _generate(arguments: argparse.Namespace) -> None:
         print(path)
 
 
+def _check(request: dict[str, Any], out: Path) -> None:
+    """What could not even be asked for. Raises BadSettings."""
+    for name, value in request.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadSettings(f"{name}: {value} is no number that a request can have")
+        if isinstance(value, str) and not value.isascii() and "\udc80" <= max(value) <= "\udfff":
+            raise BadSettings(f"{name}: is not valid UTF-8")
+    if out.suffix != ".mp4":
+        raise BadSettings(f"out: {out} must end in .mp4; the contact sheet goes beside it as .png")
+
+
 def _worker(arguments: argparse.Namespace) -> None:
     settings = settings_from(arguments)
+    _check_address(arguments.connect)
     why = worker.run(worker.settings_of(settings, arguments.connect, parent=None), settings.blobs)
     logging.getLogger("keyframe.ops").info("worker ended: %s", why)
+
+
+def _check_address(address: str) -> None:
+    import zmq
+
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(address)
+    except zmq.ZMQError as error:
+        raise BadSettings(f"connect: {address!r} is no address ({error.strerror}); give the engine's") from error
 
 
 def _failed(error: BaseException, code: int) -> int:

@@ -88,7 +88,7 @@ def _disk(data: Path, monotonic: Callable[[], float], probes: int = 20) -> Findi
 
 
 def _engine(settings: Settings) -> Finding:
-    there = running_engine(settings.data)
+    there = running_engine(settings)
     return Finding("engine", "ok", f"pid {there.pid} serves {there.url}" if there else "none serves this folder")
 
 

@@ -13,7 +13,7 @@ import anyio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ops.errors import JobEnded, OpsError
+from ops.errors import JobEnded, NoEngine, OpsError
 from ops.remote import JobObject, Remote, connect
 from ops.serve import running
 from ops.settings import Settings
@@ -24,23 +24,33 @@ console = Console(stderr=True)
 
 async def generate(request: dict[str, Any], out: Path, settings: Settings, server: str | None) -> list[Path]:
     """Returns the files written: the clip, then its contact sheet. Raises JobEnded, OpsError."""
-    async with _engine(settings, server) as url, connect(url) as remote:
-        job = await _unfinished(remote, request)
-        if job is None:
-            job = await remote.submit(request)
-        else:
-            console.print(f"going on with {job['id']}")
-        for warning in job["warnings"]:
-            console.print(f"{warning['field']}: {warning['message']}", style="yellow", markup=False)
-        await _show_progress(remote, job, out)
-        return await _save(remote, await remote.job(job["id"]), out)
+    while True:
+        try:
+            async with _engine(settings, server) as url, connect(url, elsewhere=server is not None) as remote:
+                return await _generate(remote, request, out, resumes=server is None)
+        except NoEngine:
+            if server is not None:
+                raise  # the engine of another call has served this folder and is gone: the log has the job
+
+
+async def _generate(remote: Remote, request: dict[str, Any], out: Path, *, resumes: bool) -> list[Path]:
+    """`resumes`: a job that an earlier call with this request left behind is ours. On a server it may be anyone's."""
+    job = await _unfinished(remote, request) if resumes else None
+    if job is None:
+        job = await remote.submit(request)
+    else:
+        console.print(f"going on with {job['id']}")
+    for warning in job["warnings"]:
+        console.print(f"{warning['field']}: {warning['message']}", style="yellow", markup=False)
+    await _show_progress(remote, job, out)
+    return await _save(remote, await remote.job(job["id"]), out)
 
 
 @asynccontextmanager
 async def _engine(settings: Settings, server: str | None) -> AsyncIterator[str]:
     if server is not None:
         yield server
-    elif (there := running_engine(settings.data)) is not None:
+    elif (there := running_engine(settings)) is not None:
         yield there.url
     else:
         async with running(settings) as serving:
@@ -49,8 +59,7 @@ async def _engine(settings: Settings, server: str | None) -> AsyncIterator[str]:
 
 
 async def _unfinished(remote: Remote, request: dict[str, Any]) -> JobObject | None:
-    """A job that an earlier call with the same request left behind."""
-    for status in ("running", "queued"):
+    for status in ("queued", "running"):  # in the order in which a job goes through them, so that none is missed
         for row in await remote.jobs(status=status, limit=1000):
             job = await remote.job(row["id"])
             if all(job[field] == value for field, value in request.items()):

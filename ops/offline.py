@@ -31,6 +31,8 @@ class NoWorkers:
 async def cancel_offline(settings: Settings, job: str) -> Outcome:
     """Raises JobNotFound, StoreLocked."""
     clock = WallClock()
+    async with open_journal(settings.store_url, writable=False):
+        pass  # there is a store: the next line would make one
     async with open_journal(settings.store_url) as journal:
         engine = Engine(
             journal=journal,
@@ -40,6 +42,7 @@ async def cancel_offline(settings: Settings, job: str) -> Outcome:
             settings=EngineSettings(name="engine-admin"),
         )
         client = Client(engine, journal, FileBlobs(settings.blobs), clock, ids=str, chance=random.Random())
+        await client.job(job)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.ledger.tell)
             outcome = await client.cancel(job)

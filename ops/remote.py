@@ -16,6 +16,9 @@ JobObject = dict[str, Any]
 LAST = ("job_completed", "job_failed", "job_cancelled")
 """The events after which a job has no other."""
 
+PATIENCE = 20
+"""How often in a row an engine may not answer, half a second apart."""
+
 SILENCE_S = 30.0
 """A stream gives a sign every ten seconds; one that does not is dead."""
 
@@ -42,22 +45,27 @@ class Remote:
         return (await self._ask("GET", f"/v1/jobs/{job}/artifacts/{name}")).content
 
     async def events(self, job: str) -> AsyncIterator[dict[str, Any]]:
-        """Everything that has happened and happens to the job, to its end; a dropped stream is taken up again."""
-        last = 0
-        while True:
+        """Everything that has happened and happens to the job, to its end; a dropped stream is taken up again.
+
+        Raises NoEngine once none has answered for a while.
+        """
+        last = failures = 0
+        while failures < PATIENCE:
             headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
             try:
                 async with self._http.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as stream:
                     if stream.status_code == httpx.codes.NO_CONTENT:  # there is nothing after this one
                         return
                     async for event in _events(stream):
+                        failures = 0
                         last = event["position"]
                         yield event
                         if event["type"] in LAST:
                             return
             except httpx.TransportError:
-                pass  # the engine restarts, or the network does; the log has the rest
+                failures += 1  # the engine restarts, or the network does; the log has the rest
             await anyio.sleep(0.5)
+        raise NoEngine(f"no engine answers at {self._http.base_url} any more; job {job} is in its log")
 
     async def _json(self, method: str, path: str, **options: Any) -> JobObject:
         decoded: JobObject = (await self._ask(method, path, **options)).json()
@@ -74,9 +82,10 @@ class Remote:
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[Remote]:
+async def connect(url: str, *, elsewhere: bool = False) -> AsyncIterator[Remote]:
+    """Proxies of the environment are for an engine `elsewhere`, not for one on this machine."""
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=SILENCE_S) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=SILENCE_S, trust_env=elsewhere) as http:
             yield Remote(http)
     except httpx.InvalidURL as error:
         raise NoEngine(f"{url!r} is no URL of an engine: {error}") from error

@@ -90,6 +90,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 clock=clock,
                 settings=EngineSettings(
                     name=f"{socket.gethostname()}-{os.getpid()}",
+                    blobs=blobs.name,
                     max_active=settings.max_active,
                     max_deaths=settings.max_deaths,
                     silent_s=settings.silent_s,
@@ -106,7 +107,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 tasks.start_soon(supervisor.run)
                 tasks.start_soon(engine.run)
                 tasks.start_soon(server.serve, [http])
-                with announced(settings.data, Whereabouts(os.getpid(), url)):
+                with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
                     yield Serving(engine, client, url, link.address)
                 server.should_exit = True
                 tasks.cancel_scope.cancel()

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Meta, Struct
@@ -53,7 +54,23 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def store_url(self) -> str:
-        return self.store or f"sqlite:///{self.data.absolute() / 'keyframe.db'}"
+        return self.store or f"sqlite:///{quote(str(self.data.absolute() / 'keyframe.db'))}"
+
+    @property
+    def store_file(self) -> Path | None:
+        """The SQLite file, by whatever name it was given; None for another kind of store."""
+        scheme, _, path = self.store_url.partition(":///")
+        return Path(unquote(path)).resolve() if scheme == "sqlite" else None
+
+    @property
+    def store_name(self) -> str:
+        """One store, one name."""
+        return str(self.store_file or self.store_url)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where an engine of this store may have left word."""
+        return (self.data, self.store_file.parent) if self.store_file else (self.data,)
 
     @property
     def blobs(self) -> Path:

@@ -9,14 +9,14 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from ops.settings import Settings
+
 
 class Whereabouts(Struct, frozen=True):
     pid: int
     url: str
-
-
-def _file(data: Path) -> Path:
-    return data / "engine.json"
+    store: str
+    """As `Settings.store_name` has it: a copied folder is not served by the engine of the original."""
 
 
 @contextmanager
@@ -29,12 +29,29 @@ def announced(data: Path, whereabouts: Whereabouts) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def running_engine(data: Path) -> Whereabouts | None:
-    """The engine that serves this folder now, if one answers; the file may be older than a crash."""
+def running_engine(settings: Settings) -> Whereabouts | None:
+    """The engine that serves this store now, if one answers; what is written may be older than a crash."""
+    for folder in settings.folders:
+        there = _read(_file(folder))
+        if there is not None and there.store == settings.store_name and _answers(there):
+            return there
+    return None
+
+
+def _file(folder: Path) -> Path:
+    return folder / "engine.json"
+
+
+def _read(file: Path) -> Whereabouts | None:
     try:
-        there = msgspec.json.decode(_file(data).read_bytes(), type=Whereabouts)
-        os.kill(there.pid, 0)  # another engine may have its port by now
-        httpx.get(f"{there.url}/livez", timeout=2.0).raise_for_status()
-    except (OSError, msgspec.DecodeError, httpx.HTTPError):
+        return msgspec.json.decode(file.read_bytes(), type=Whereabouts)
+    except (OSError, msgspec.DecodeError):
         return None
-    return there
+
+
+def _answers(there: Whereabouts) -> bool:
+    try:
+        os.kill(there.pid, 0)  # another engine may have its port by now
+        return httpx.get(f"{there.url}/livez", timeout=2.0, trust_env=False).is_success
+    except (OSError, httpx.HTTPError, httpx.InvalidURL):
+        return False

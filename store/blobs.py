@@ -1,9 +1,11 @@
 """Bytes named by their own hash: written so that a name never stands for less than all of them."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +16,11 @@ from store.errors import CorruptBlob, MissingBlob, StoreUnavailable
 
 class Blobs(Protocol):
     """Plain calls that wait for the disk: for a thread that may."""
+
+    @property
+    def name(self) -> str:
+        """Two stores of one name are one store. Raises StoreUnavailable."""
+        ...
 
     def put(self, data: bytes) -> str:
         """Keep the bytes, durably, and return their digest. Raises StoreUnavailable."""
@@ -31,6 +38,8 @@ class Blobs(Protocol):
 
 
 class MemoryBlobs:
+    name = "memory"
+
     def __init__(self) -> None:
         self._data: dict[str, bytes] = {}
 
@@ -81,12 +90,17 @@ class FileBlobs:
         self._disk = disk or Disk()
         self._folders: set[Path] = set()
 
+    @cached_property
+    def name(self) -> str:
+        with _unavailable_when_refused():
+            return _name_of(self._root)
+
     def put(self, data: bytes) -> str:
         digest = digest_of(data)
         target = self._file(digest)
         with _unavailable_when_refused():
             self._make(target.parent)
-            if not target.exists():
+            if not _holds(target, digest):  # one that was damaged is made anew
                 self._write(target, data)
             # Also for one that was there: whoever renamed it may not have come this far yet.
             self._disk.sync_folder(target.parent)
@@ -127,6 +141,23 @@ class FileBlobs:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def _name_of(root: Path) -> str:
+    """The folder's own name, drawn when it is made: whoever looks at the folder from elsewhere reads the same."""
+    file = root / "name"
+    if not file.is_file():
+        root.mkdir(parents=True, exist_ok=True)
+        fresh = root / f".{secrets.token_hex(8)}"
+        fresh.write_text(secrets.token_hex(16))
+        with suppress(FileExistsError):
+            os.link(fresh, file)
+        fresh.unlink()
+    return file.read_text()
+
+
+def _holds(file: Path, digest: str) -> bool:
+    return file.is_file() and digest_of(file.read_bytes()) == digest
 
 
 def digest_of(data: bytes) -> str:

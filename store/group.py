@@ -39,7 +39,7 @@ ON CONFLICT (stream, version) DO UPDATE SET body = excluded.body
 
 ADD_BLOBS = """
 INSERT INTO blobs (digest, size, data) VALUES (:digest, :size, :data)
-ON CONFLICT (digest) DO NOTHING
+ON CONFLICT (digest) DO UPDATE SET data = excluded.data
 """
 
 SAVE_JOBS = """

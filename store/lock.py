@@ -10,25 +10,37 @@ from store.errors import StoreLocked, StoreUnavailable
 
 
 @contextmanager
-def held(lock: Path, store: Path) -> Iterator[None]:
-    """Hold the lock file, which names this process, for as long as the context is entered."""
-    try:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise StoreUnavailable(f"cannot write {lock}: {error.strerror}") from error
-    try:
-        _take(fd, store)
+def held(store: Path) -> Iterator[None]:
+    """Hold the store's file for as long as the context is entered; a file beside it says which process does.
+
+    The lock is on the store itself: another name for it or a removed note changes nothing. It is a flock, which does
+    not meet SQLite's own locks; the file is closed last, since closing it would end those.
+    """
+    with _opened(store) as lock:
+        note = store.with_name(f"{store.name}.lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreLocked(f"the engine with pid {_holder(note)} holds {store}: stop it first") from error
+        with suppress(OSError):  # the lock holds without it: the pid is for people
+            note.write_text(f"{os.getpid()}\n")
         yield
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    try:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot write {file}: {error.strerror}") from error
+    try:
+        yield fd
     finally:
         os.close(fd)
 
 
-def _take(fd: int, store: Path) -> None:
+def _holder(note: Path) -> str:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        pid = os.pread(fd, 20, 0).decode().strip()
-        raise StoreLocked(f"the engine with pid {pid} holds {store}: stop it first") from error
-    with suppress(OSError):  # the lock holds without it: the pid is for people
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return note.read_text().strip()
+    except OSError:
+        return "unknown"

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from store.errors import StoreUnavailable
@@ -25,11 +25,11 @@ READERS = 4
 
 class Sqlite:
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path.resolve()  # by whatever link it is reached, it is one store
         self._wal_bytes = 0
 
     def hold(self) -> AbstractContextManager[None]:
-        return held(self._path.parent / "engine.lock", self._path)
+        return held(self._path)
 
     def connect(self) -> Connection:
         engine = create_engine(
@@ -63,8 +63,8 @@ class Sqlite:
             cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
         cursor.close()
 
-    def _url(self, driver: str) -> str:
-        return f"{driver}:///{self._path}"
+    def _url(self, driver: str) -> URL:
+        return URL.create(driver, database=str(self._path))
 
 
 def _set_up_writer(connection: sqlite3.Connection, _record: Any) -> None:

@@ -177,6 +177,7 @@ class SimWorker:
         self.gate: anyio.Event | None = None
         """While it is set to an event, a unit waits for it before it answers."""
         self.executor = Executor(load_models({f.card.name: f for f in families}), blobs)
+        self._blobs = blobs
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
         self._inbox = Inbox()
@@ -193,6 +194,7 @@ class SimWorker:
             memory_bytes=1 << 30,
             models=self._identities,
             fingerprint=self.fingerprint,
+            blobs=self._blobs.name,
         )
 
     def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
@@ -335,7 +337,7 @@ class World:
             link=link,
             registry={family.card.name: family for family in self.families},
             clock=self.clock,
-            settings=EngineSettings(name="engine", **settings),
+            settings=EngineSettings(name="engine", blobs=self.blobs.name, **settings),
         )
         client = Client(
             engine,

@@ -2,6 +2,7 @@
 WorkerError
  - RanksDiverged       ranks of one pool made different bits of the same unit
  - RankSilent          a rank did not answer in time
+ - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
  - BrokenPromise       a step made other tensors than its plan said, or not the one that a unit behind it reads
@@ -35,3 +36,7 @@ class BlobLost(WorkerError):
 class BrokenPromise(WorkerError):
     def __init__(self, promise: str) -> None:
         super().__init__(f"what a step promised to make and what it made differ: {promise}")
+
+
+class Refused(WorkerError):
+    """The message is the engine's reason."""

@@ -20,12 +20,14 @@ from cards.wire import (
     Hello,
     Introduce,
     ModelIdentity,
+    Refuse,
     Release,
     Released,
     Shutdown,
     WorkUnit,
 )
 from workers.clock import monotonic
+from workers.errors import Refused
 from workers.execute import Executor
 from workers.inbox import Command, Inbox
 from workers.ranks import Followers
@@ -44,6 +46,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     models: tuple[ModelIdentity, ...]
     fingerprint: str
+    blobs: str = ""
 
 
 class Link:
@@ -66,11 +69,12 @@ class Link:
         self._inbox = Inbox()
         self._stopping = False
         self._broken: str | None = None
+        self._refused: str | None = None
         self._outbox: deque[list[bytes]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def run(self) -> str:
-        """The link's thread. Returns why it ended."""
+        """The link's thread. Returns why it ended. Raises Refused."""
         engine = self._context.socket(zmq.DEALER)
         engine.setsockopt(zmq.IDENTITY, self._identity.worker.encode())
         engine.setsockopt(zmq.LINGER, 1000)
@@ -86,9 +90,10 @@ class Link:
             done.close(0)
             engine.close()
             thread.join(1.0)  # one that has said goodbye is about to end, and the goodbye leaves with the context
-            if thread.is_alive():
+            if self._broken is not None:
                 _leave_the_executor_behind()
-            self._context.term()
+            if not thread.is_alive():
+                self._context.term()
 
     def stop(self) -> None:
         """Finish the step that runs, say goodbye and return from `run`. May be called from a signal handler."""
@@ -111,6 +116,8 @@ class Link:
                 self._outbox.append([wire.encode(Goodbye(self._broken))])
                 self._flush(engine)
                 return self._broken
+            if self._refused is not None:
+                raise Refused(self._refused)
             if self._stopping:
                 self._inbox.clear(Command(Shutdown()))
             if done in ready:
@@ -135,6 +142,8 @@ class Link:
                 self._inbox.clear(Command(message))
             case WorkUnit():
                 self._inbox.put(Command(message, blobs))
+            case Refuse(reason=reason):
+                self._refused = reason
 
     def _execute(self) -> None:
         """The executor's thread."""
@@ -167,7 +176,7 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return [wire.encode(self._hello())]
-            case Shutdown():
+            case Shutdown() | Refuse():
                 return None
 
     def _flush(self, engine: "zmq.Socket[bytes]") -> None:
@@ -191,6 +200,7 @@ class Link:
             memory_bytes=me.memory_bytes,
             models=me.models,
             fingerprint=me.fingerprint,
+            blobs=me.blobs,
         )
 
     def _beat(self) -> Heartbeat:

@@ -60,6 +60,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
             memory_bytes=settings.memory_bytes,
             models=tuple(registry.identity(family) for family in families.values()),
             fingerprint=fingerprint.numerics(),
+            blobs=blobs.name,
         )
         link = Link(settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s)
         others.ended = link.abandon

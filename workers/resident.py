@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 class BlobStore(Protocol):
     """Where blobs too large for a message live. A worker reads what it lacks and writes what it made."""
 
+    @property
+    def name(self) -> str:
+        """Two stores of one name are one store."""
+        ...
+
     def put(self, data: bytes) -> str:
         """Raises BlobsUnavailable."""
         ...

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from ops.settings import Settings
 from ops.whereabouts import running_engine
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,8 @@ class EngineProcess:
         self.process = subprocess.Popen(
             command("serve"), env=environment(settings), stderr=self._log, stdout=self._log, start_new_session=True
         )
-        there = until(lambda: self._ended() or running_engine(data), "the engine to answer")
+        self._settings = Settings(data=data, store=settings.get("store"))  # type: ignore[arg-type]
+        there = until(lambda: self._ended() or running_engine(self._settings), "the engine to answer")
         assert there is not True, f"the engine ended:\n{self.log()}"
         self.http = httpx.Client(base_url=there.url, timeout=PATIENCE_S)
         if ready:

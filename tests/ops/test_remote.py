@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import make_url
 
 from ops.errors import JobEnded, NoEngine, OpsError
 from ops.generate import _save, _unfinished
 from ops.remote import Remote, connect
+from ops.settings import Settings
 from ops.whereabouts import Whereabouts, announced, running_engine
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -127,7 +129,7 @@ def jobs(*found: dict[str, Any]) -> Handler:
     [
         ({"prompt": "a", "seed": 1}, "first"),
         ({"prompt": "a", "seed": 2}, "second"),
-        ({"prompt": "a"}, "second"),
+        ({"prompt": "a"}, "first"),
         ({"prompt": "a", "seed": 3}, None),
         ({"prompt": "b", "seed": 1}, None),
     ],
@@ -180,19 +182,46 @@ async def test_a_place_that_cannot_be_written_keeps_the_job(tmp_path: Path) -> N
 
 
 def test_an_engine_is_announced_for_as_long_as_it_is_up(tmp_path: Path) -> None:
-    here = Whereabouts(os.getpid(), "http://127.0.0.1:1")
+    here = Whereabouts(os.getpid(), "http://127.0.0.1:1", "s")
     with announced(tmp_path, here):
         written = json.loads((tmp_path / "engine.json").read_text())
 
-    assert written == {"pid": os.getpid(), "url": "http://127.0.0.1:1"}
+    assert written == {"pid": os.getpid(), "url": "http://127.0.0.1:1", "store": "s"}
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "left_behind", [None, b"", b'{"pid": 1, "url": "http://127.0.0.1:1"}', b'{"pid": 1, "url": "http://["}', b"[]"]
+    "left_behind",
+    [
+        None,
+        b"",
+        b"[]",
+        b'{"pid": 1, "url": "http://127.0.0.1:1", "store": "STORE"}',
+        b'{"pid": 1, "url": "http://[", "store": "STORE"}',
+        b'{"pid": 99999999, "url": "http://127.0.0.1:1", "store": "STORE"}',
+    ],
 )
 def test_what_a_crash_left_behind_is_no_engine(tmp_path: Path, left_behind: bytes | None) -> None:
+    settings = Settings(data=tmp_path)
     if left_behind is not None:
-        (tmp_path / "engine.json").write_bytes(left_behind)
+        (tmp_path / "engine.json").write_bytes(left_behind.replace(b"STORE", settings.store_name.encode()))
 
-    assert running_engine(tmp_path) is None
+    assert running_engine(settings) is None
+
+
+@pytest.mark.parametrize("name", ["plain", "a?b", "a%20b", "ä b"])
+def test_a_folder_of_any_name_has_its_store_in_it(tmp_path: Path, name: str) -> None:
+    settings = Settings(data=tmp_path / name)
+
+    assert settings.store_file == tmp_path / name / "keyframe.db"
+    assert make_url(settings.store_url).database == str(tmp_path / name / "keyframe.db")
+
+
+def test_one_store_has_one_name_by_whatever_link_it_is_reached(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    plain, linked = Settings(data=tmp_path / "data"), Settings(data=tmp_path / "link")
+    by_url = Settings(data=tmp_path / "elsewhere", store=plain.store_url)
+
+    assert plain.store_name == linked.store_name == by_url.store_name
+    assert tmp_path / "data" in by_url.folders

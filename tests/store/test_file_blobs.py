@@ -167,3 +167,20 @@ def test_a_full_disk_takes_blobs_again_once_there_is_room(small_disk: Path) -> N
 
     assert blobs.get(blobs.put(large)) == large
     assert len(files(small_disk)) == 2
+
+
+def test_one_that_was_damaged_is_made_whole_by_the_next_put(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    path = blobs.path(blobs.put(DATA))
+    assert path is not None
+    path.write_bytes(DATA[:-1])
+
+    assert FileBlobs(tmp_path).put(DATA) == DIGEST
+    assert blobs.get(DIGEST) == DATA
+
+
+def test_a_folder_keeps_its_name_and_no_two_share_one(tmp_path: Path) -> None:
+    name = FileBlobs(tmp_path / "a").name
+
+    assert FileBlobs(tmp_path / "a").name == name
+    assert FileBlobs(tmp_path / "b").name != name

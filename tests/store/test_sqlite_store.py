@@ -175,7 +175,7 @@ async def test_a_read_only_disk_is_refused_in_one_line(small_disk: Path) -> None
         await journal.append(step(0))
     make_read_only(small_disk)
 
-    with pytest.raises(StoreUnavailable, match=r"engine\.lock: Read-only file system"):
+    with pytest.raises(StoreUnavailable, match=r"store\.db: Read-only file system"):
         async with open_journal(url(small_disk)):
             pass
 
@@ -234,3 +234,16 @@ def test_a_commit_is_a_sync_and_only_the_writer_moves_the_log(tmp_path: Path) ->
         connection.close()
 
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "wal_autocheckpoint": 0}
+
+
+@pytest.mark.parametrize("way_in", ["link", "removed note"])
+async def test_no_way_leads_two_engines_into_one_store(tmp_path: Path, way_in: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    async with open_journal(url(tmp_path)) as journal:
+        await journal.append(step(0))
+        if way_in == "removed note":
+            (tmp_path / "store.db.lock").unlink()
+
+        with pytest.raises(StoreLocked):
+            async with open_journal(url(tmp_path / "link" if way_in == "link" else tmp_path)):
+                pass
