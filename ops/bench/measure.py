@@ -60,8 +60,8 @@ async def engine(data: Path, *families: str, workers: int = 1) -> AsyncIterator[
         yield serving
 
 
-def noop(steps: int, sleep_s: float = 0.0, seed: int = 1) -> GenerationRequest:
-    return GenerationRequest(model="noop", prompt=str(sleep_s), steps=steps, seed=seed)
+def noop(steps: int, step_s: float = 0.0, seed: int = 1) -> GenerationRequest:
+    return GenerationRequest(model="noop", prompt=str(step_s), steps=steps, seed=seed)
 
 
 async def log_of(client: Client, job: Job) -> list[Told]:

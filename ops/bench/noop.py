@@ -1,4 +1,4 @@
-"""A family whose steps do next to nothing, or sleep: what is left is the runtime.
+"""A family whose steps do next to nothing, or multiply matrices for a while: what is left is the runtime.
 
 The prompt is the step's length in seconds.
 """
@@ -53,7 +53,7 @@ class Count:
             semantics=SEMANTICS,
             step=0,
             steps=request.steps,
-            scalars={"sleep_s": float(request.prompt)},
+            scalars={"step_s": float(request.prompt)},
         )
 
     def next(self, state: LoopState) -> WorkPlan | Done:
@@ -82,8 +82,10 @@ LOOPS: Mapping[str, Loop] = {SEMANTICS: Count()}
 def count(components: Components, plan: WorkPlan, reads: "Mapping[str, torch.Tensor]") -> Made:
     import torch
 
-    if sleep_s := float(plan.scalars["sleep_s"]):
-        time.sleep(sleep_s)
+    until = time.perf_counter() + float(plan.scalars["step_s"])
+    square = torch.ones(256, 256)
+    while time.perf_counter() < until:
+        torch.mm(square, square)
     return Made({"x": torch.tensor([plan.step])})
 
 

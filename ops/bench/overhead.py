@@ -43,7 +43,7 @@ async def run(data: Path) -> list[Figure]:
 
 
 async def _seconds_a_step(client: Client, request: GenerationRequest) -> float:
-    """From the log's own times: the first step of the denoise loop waits for nothing."""
+    """From the log's own times of decision; the commits behind them overlap with the steps."""
     told = await log_of(client, await client.submit(request))
     began = next(t.at for t in told if isinstance(t.event, NodeStarted) and t.event.node == "denoise")
     ended = next(t.at for t in told if isinstance(t.event, NodeCompleted) and t.event.node == "denoise")

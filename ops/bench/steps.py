@@ -33,8 +33,8 @@ async def run(data: Path) -> list[Figure]:
 
 
 async def _rate(client: Client, *, jobs: int, steps: int) -> float:
-    submitted = [await client.submit(noop(steps, seed=n)) for n in range(jobs)]
     began = perf_counter()
+    submitted = [await client.submit(noop(steps, seed=n)) for n in range(jobs)]
     async with anyio.create_task_group() as tasks:
         for job in submitted:
             tasks.start_soon(_ended, client, job)
