@@ -106,10 +106,11 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.run)
                 tasks.start_soon(engine.run)
-                tasks.start_soon(server.serve, [http])
-                with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
-                    yield Serving(engine, client, url, link.address)
-                server.should_exit = True
+                async with anyio.create_task_group() as web:
+                    web.start_soon(server.serve, [http])
+                    with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
+                        yield Serving(engine, client, url, link.address)
+                    server.should_exit = True
                 tasks.cancel_scope.cancel()
 
 
@@ -146,6 +147,12 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         yield http
 
 
+def _private_address(data: Path) -> str | None:
+    """In the data folder, where the next engine takes it over; None for one whose name is too long for a socket."""
+    path = str((data / "workers.sock").absolute())
+    return f"ipc://{path}" if len(path.encode()) < 100 else None
+
+
 def _make(data: Path) -> None:
     try:
         data.mkdir(parents=True, exist_ok=True)
@@ -156,7 +163,7 @@ def _make(data: Path) -> None:
 @asynccontextmanager
 async def _link(settings: Settings) -> AsyncIterator[ZmqLink]:
     try:
-        async with listen(settings.listen_workers) as link:
+        async with listen(settings.listen_workers or _private_address(settings.data)) as link:
             yield link
     except zmq.ZMQError as error:
         raise BadSettings(f"cannot listen for workers at {settings.listen_workers}: {error.strerror}") from error

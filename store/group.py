@@ -34,7 +34,7 @@ VALUES (:stream, :version, :epoch, :type, :at, :body)
 
 SAVE_CHECKPOINTS = """
 INSERT INTO checkpoints (stream, version, body) VALUES (:stream, :version, :body)
-ON CONFLICT (stream, version) DO UPDATE SET body = excluded.body
+ON CONFLICT (stream) DO UPDATE SET version = excluded.version, body = excluded.body
 """
 
 ADD_BLOBS = """
@@ -84,7 +84,8 @@ def _write(driver: Driver, accepted: Sequence[Append]) -> list[Appended]:
     driver.write(ADD_BLOBS, [_blob_row(blob) for append in accepted for blob in append.blobs])
     driver.write(ADD_EVENTS, [row for append in accepted for row in _event_rows(append)])
     answers = _answers(driver, accepted)
-    driver.write(SAVE_CHECKPOINTS, [_checkpoint_row(a) for a in accepted if a.checkpoint is not None])
+    saved = {a.stream: _checkpoint_row(a) for a in accepted if a.checkpoint is not None}
+    driver.write(SAVE_CHECKPOINTS, list(saved.values()))  # a stream has one, the last
     driver.write(SAVE_JOBS, [asdict(append.row) for append in accepted if append.row is not None])
     return answers
 

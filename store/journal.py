@@ -78,7 +78,7 @@ class Appended(Struct, frozen=True):
 
 
 class Checkpoint(Struct, frozen=True):
-    """A saved state: valid after event `version` of its stream."""
+    """A stream's saved state, valid after its event `version`. There is one: the last that was saved."""
 
     version: int
     body: bytes

@@ -16,16 +16,10 @@ Rows: TypeAlias = Sequence[Row[*tuple[Any, ...]]]
 
 
 def loaded(names: Sequence[str]) -> Question:
-    """Heads with their last checkpoint, each repeated for every event after it.
+    """Heads with their checkpoint, each repeated for every event after it.
 
     One statement sees one moment: a checkpoint that is saved meanwhile can't come between the head and its events.
     """
-    last = (
-        select(func.max(checkpoints.c.version))
-        .where(checkpoints.c.stream == streams.c.stream)
-        .correlate(streams)
-        .scalar_subquery()
-    )
     return (
         select(
             streams.c.stream,
@@ -35,9 +29,7 @@ def loaded(names: Sequence[str]) -> Question:
             checkpoints.c.body,
             *events.c,
         )
-        .outerjoin_from(
-            streams, checkpoints, and_(checkpoints.c.stream == streams.c.stream, checkpoints.c.version == last)
-        )
+        .outerjoin_from(streams, checkpoints, checkpoints.c.stream == streams.c.stream)
         .outerjoin(
             events,
             and_(events.c.stream == streams.c.stream, events.c.version > func.coalesce(checkpoints.c.version, 0)),

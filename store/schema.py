@@ -14,6 +14,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 REVISION = "0001"
@@ -58,7 +59,7 @@ checkpoints = Table(
     Column("stream", _Name, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("stream", "version", name="checkpoints_pk"),
+    PrimaryKeyConstraint("stream", name="checkpoints_pk"),
 )
 
 blobs = Table(
@@ -91,5 +92,5 @@ jobs = Table(
     Column("open", Boolean, nullable=False),
     PrimaryKeyConstraint("id", name="jobs_pk"),
     Index("jobs_by_age", "submitted_at", "id"),
-    Index("jobs_by_turn", "open", "priority", "submitted_at", "id"),
+    Index("jobs_by_turn", "open", text("priority DESC"), "submitted_at", "id"),
 )

@@ -37,7 +37,7 @@ def upgrade() -> None:
         sa.Column("stream", NAME, nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("stream", "version", name="checkpoints_pk"),
+        sa.PrimaryKeyConstraint("stream", name="checkpoints_pk"),
     )
     op.create_table(
         "blobs",
@@ -65,4 +65,4 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="jobs_pk"),
     )
     op.create_index("jobs_by_age", "jobs", ["submitted_at", "id"])
-    op.create_index("jobs_by_turn", "jobs", ["open", "priority", "submitted_at", "id"])
+    op.create_index("jobs_by_turn", "jobs", ["open", sa.text("priority DESC"), "submitted_at", "id"])
