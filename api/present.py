@@ -16,12 +16,12 @@ def location(job_id: str) -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}"
 
 
-def job(job: Job, cards: Mapping[str, ModelCard]) -> schema.Job:
+def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema.Job:
     """`cards` are those the engine has, by digest; a job of a card that is gone shows no node."""
     request = job.request
     return schema.Job(
         id=job.id,
-        status=_status(views.status(job)),
+        status=views.status(job),
         model=request.model,
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
@@ -36,6 +36,7 @@ def job(job: Job, cards: Mapping[str, ModelCard]) -> schema.Job:
         artifacts=[_artifact(job.id, ref) for ref in job.artifacts.values()],
         warnings=[schema.Warning(notice.code, notice.field, notice.message) for notice in job.notices],
         error=None if job.failure is None else _failure(job.failure),
+        held_up=held_up,
         exact=job.exact,
         card=job.model.card,
         weights=job.model.weights,

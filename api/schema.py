@@ -109,6 +109,8 @@ class Job(Struct, frozen=True, kw_only=True):
     artifacts: list[Artifact]
     warnings: list[Warning]
     error: Failure | None
+    held_up: str | None
+    """Why no engine here can go on with it, if that is so."""
     exact: bool
     card: str
     weights: str

@@ -1,6 +1,6 @@
 """The loop contract: a serialisable state machine that the engine drives and a worker executes.
 
-    state = loop.init(job, inputs)
+    state = loop.init(context, inputs)
     while not isinstance(plan := loop.next(state), Done):
         state = loop.advance(state, <what the step body made of the plan>)
     outputs = loop.finalize(state)
@@ -11,7 +11,6 @@ process on another day, it continues bit for bit.
 
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from cards.card import ModelCard
@@ -63,7 +62,3 @@ class Loop(Protocol):
     def next(self, state: LoopState) -> WorkPlan | Done: ...
     def advance(self, state: LoopState, output: StepOutput) -> LoopState: ...
     def finalize(self, state: LoopState) -> dict[str, TensorRef]: ...
-
-
-encode_state = msgspec.msgpack.Encoder().encode
-decode_state = msgspec.msgpack.Decoder(LoopState).decode

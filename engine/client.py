@@ -13,6 +13,7 @@ from cards.card import ModelCard
 from cards.request import GenerationRequest, resolve
 from cards.wire import ArtifactRef, TensorRef
 from engine import events as facts
+from engine import statistics
 from engine.actor import replay, restore, stream, submission
 from engine.cancel import Outcome
 from engine.clock import Clock
@@ -21,6 +22,7 @@ from engine.engine import Engine
 from engine.errors import ArtifactLost, ArtifactNotFound, Draining, JobNotFound, KeyReused, StoreTrouble
 from engine.events import JobEvent, JobSubmitted, NoticeGiven, StepCompleted
 from engine.job import Job
+from engine.statistics import EngineStatistics, Readiness
 from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError
 from store.journal import Event, IdempotencyKey, JobRow, Journal
 
@@ -41,27 +43,6 @@ class StepTensors(Struct, frozen=True):
     loop: str
     step: int
     tensors: dict[str, TensorRef]
-
-
-class Readiness(Struct, frozen=True):
-    ready: bool
-    reasons: tuple[str, ...]
-
-
-class EngineStatistics(Struct, frozen=True):
-    """A snapshot, in the field's words."""
-
-    workers: int
-    active_jobs: int
-    ready_steps: int
-    outstanding_units: int
-    queued_units: int
-    free_credits: int
-    reserved_bytes: int
-    resident_tensors: int
-    resident_bytes: int
-    steps_completed: int
-    draining: bool
 
 
 class Client:
@@ -203,43 +184,19 @@ class Client:
     def models(self) -> list[ModelCard]:
         return [family.card for family in self._engine.registry.values()]
 
+    def held_up(self, job_id: str) -> str | None:
+        """Why this engine cannot go on with an open job, if it cannot."""
+        return self._engine.reconciler.unrunnable.get(job_id)
+
     def servable(self, model: str) -> bool:
         """Whether a worker that runs this model is there now."""
-        return bool(self._engine.fleet.serving(self._engine.identities[model]))
+        return statistics.servable(self._engine, model)
 
     def readiness(self) -> Readiness:
-        engine = self._engine
-        reasons = []
-        if engine.draining:
-            reasons.append("stopping")
-        if not engine.fleet.seats:
-            reasons.append("no worker has joined")
-        elif not any(self.servable(card.name) for card in self.models()):
-            reasons.append("no worker has the card and weights of any model here")
-        if engine.ledger.trouble:
-            reasons.append(f"the store takes no writes: {engine.ledger.trouble}")
-        idle_s = self._clock.monotonic() - engine.moved_at
-        if engine.ledger.actors and idle_s > self._stall_s:
-            reasons.append(f"work is queued and nothing has moved for {idle_s:.0f} s")
-        return Readiness(not reasons, tuple(reasons))
+        return statistics.readiness(self._engine, self._clock.monotonic(), self._stall_s)
 
     def statistics(self) -> EngineStatistics:
-        engine = self._engine
-        seats = list(engine.fleet.seats.values())
-        beats = [seat.beat for seat in seats if seat.beat is not None]
-        return EngineStatistics(
-            workers=len(seats),
-            active_jobs=len(engine.ledger.actors),
-            ready_steps=engine.dispatcher.waiting(),
-            outstanding_units=sum(len(seat.outstanding) for seat in seats),
-            queued_units=sum(beat.queued for beat in beats),
-            free_credits=sum(seat.free_credits for seat in seats),
-            reserved_bytes=sum(seat.reserved_bytes for seat in seats),
-            resident_tensors=sum(beat.resident_tensors for beat in beats),
-            resident_bytes=sum(beat.resident_bytes for beat in beats),
-            steps_completed=engine.steps,
-            draining=engine.draining,
-        )
+        return statistics.statistics(self._engine)
 
     async def _same_job(self, taken: KeyTaken, request: GenerationRequest) -> Job:
         job_id = taken.stream.removeprefix("job/")

@@ -1,9 +1,13 @@
 """What people see of a job: the public status, and the row of the job list. Both are derived from the fold."""
 
+from typing import Literal
+
 from engine.job import Job, State
 from store.journal import JobRow as JobRow
 
-STATUS = {
+Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+STATUS: dict[State, Status] = {
     State.QUEUED: "queued",
     State.RUNNING: "running",
     State.CANCELLING: "running",
@@ -13,12 +17,12 @@ STATUS = {
 }
 
 
-def status(job: Job) -> str:
+def status(job: Job) -> Status:
     return STATUS[job.state]
 
 
 def row(job: Job, at: float) -> JobRow:
-    """`at` is the time of the job's last event."""
+    """`at` is the time of the job's last change of state."""
     return JobRow(
         id=job.id,
         status=status(job),

@@ -15,7 +15,7 @@ from msgspec import Struct
 from cards import codec
 from cards.card import Node
 from cards.family import Components, Made
-from cards.loop import Done, LoopContext, LoopState, StepOutput, decode_state, encode_state
+from cards.loop import Done, LoopContext, LoopState, StepOutput
 from cards.request import GenerationRequest, ResolvedRequest, resolve
 from cards.shapes.family import FAMILY
 from cards.wire import TensorRef, WorkPlan
@@ -95,6 +95,13 @@ def keep(made: Made, blobs: Blobs) -> dict[str, TensorRef]:
         refs[name], data = codec.encode(tensor)
         blobs[refs[name].digest] = data
     return refs
+
+
+encode_state = msgspec.msgpack.encode
+
+
+def decode_state(data: bytes) -> LoopState:
+    return msgspec.msgpack.decode(data, type=LoopState)
 
 
 @pytest.fixture(scope="module")

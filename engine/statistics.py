@@ -1,0 +1,64 @@
+"""The engine as seen from outside: whether work would move, and how much of everything there is."""
+
+from msgspec import Struct
+
+from engine.engine import Engine
+
+
+class Readiness(Struct, frozen=True):
+    ready: bool
+    reasons: tuple[str, ...]
+
+
+class EngineStatistics(Struct, frozen=True):
+    """A snapshot, in the field's words."""
+
+    workers: int
+    active_jobs: int
+    ready_steps: int
+    outstanding_units: int
+    queued_units: int
+    free_credits: int
+    reserved_bytes: int
+    resident_tensors: int
+    resident_bytes: int
+    steps_completed: int
+    draining: bool
+
+
+def servable(engine: Engine, model: str) -> bool:
+    return bool(engine.fleet.serving(engine.identities[model]))
+
+
+def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
+    """`now` is on the monotonic clock. A step longer than `stall_s` looks like a stall."""
+    reasons = []
+    if engine.draining:
+        reasons.append("stopping")
+    if not engine.fleet.seats:
+        reasons.append("no worker has joined")
+    elif not any(servable(engine, model) for model in engine.registry):
+        reasons.append("no worker has the card and weights of any model here")
+    if engine.ledger.trouble:
+        reasons.append(f"the store takes no writes: {engine.ledger.trouble}")
+    if engine.ledger.actors and now - engine.moved_at > stall_s:
+        reasons.append(f"work is queued and nothing has moved for {now - engine.moved_at:.0f} s")
+    return Readiness(not reasons, tuple(reasons))
+
+
+def statistics(engine: Engine) -> EngineStatistics:
+    seats = list(engine.fleet.seats.values())
+    beats = [seat.beat for seat in seats if seat.beat is not None]
+    return EngineStatistics(
+        workers=len(seats),
+        active_jobs=len(engine.ledger.actors),
+        ready_steps=engine.dispatcher.waiting(),
+        outstanding_units=sum(len(seat.outstanding) for seat in seats),
+        queued_units=sum(beat.queued for beat in beats),
+        free_credits=sum(seat.free_credits for seat in seats),
+        reserved_bytes=sum(seat.reserved_bytes for seat in seats),
+        resident_tensors=sum(beat.resident_tensors for beat in beats),
+        resident_bytes=sum(beat.resident_bytes for beat in beats),
+        steps_completed=engine.steps,
+        draining=engine.draining,
+    )
