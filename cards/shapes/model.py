@@ -1,8 +1,8 @@
 """The networks of the shapes model: a text encoder, a flow matching transformer, and a codec of eight-pixel patches.
 
 Rule 1: forward is a pure function of its arguments. No randomness, no state between calls.
-Rule 2: a linear layer sees at least four rows. With fewer, MKL picks another kernel and a batch no longer equals its
-        members run alone.
+Rule 2: a linear layer sees a multiple of `ROWS` rows for every member of a batch, or of all of them together. A rest of
+        a few rows goes to another kernel of MKL, and a batch no longer equals its members run alone.
 Rule 3: the decoder takes one latent frame a call, because oneDNN picks its convolutions by batch shape.
 
 Dimensions: B batch, C latent channels, F latent frames, H W latent height and width, L words, D width, N tokens,
@@ -39,9 +39,9 @@ class Config:
     heads: int = 6
     text_depth: int = 2
 
-    steps: int = 20
+    steps: int = 30
     guidance: float = 3.0
-    shift: float = 2.0
+    shift: float = 3.0
 
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:
@@ -50,6 +50,8 @@ class Config:
 
 
 CONFIG = Config()
+
+ROWS = 16
 
 _MASKED = -1e4  # finite, so that an empty prompt has no NaN
 
@@ -208,10 +210,12 @@ class Transformer(nn.Module):
         return _rows(self.time, waves_BFD) + _rows(self.pooled, pooled_BD[:, None].expand_as(waves_BFD))
 
     def _context(self, text_BLD: Tensor) -> tuple[Tensor, Tensor]:
-        """The text after one learned row, so that an empty prompt leaves something to attend to."""
-        present_BL = text_BLD.any(dim=-1)
+        """The text after one learned row, so that an empty prompt leaves something to attend to; filled up (rule 2)."""
         first_B1D = self.no_text.expand(text_BLD.shape[0], 1, -1)
-        return torch.cat([first_B1D, text_BLD], 1), _bias(functional.pad(present_BL, (1, 0), value=True))
+        rest = -(1 + text_BLD.shape[1]) % ROWS
+        context_BLD = functional.pad(torch.cat([first_B1D, text_BLD], dim=1), (0, 0, 0, rest))
+        present_BL = functional.pad(text_BLD.any(dim=-1), (1, 0), value=True)
+        return context_BLD, _bias(functional.pad(present_BL, (0, rest), value=False))
 
     def _patchify(self, latent_BCFHW: Tensor) -> Tensor:
         split: Tensor = latent_BCFHW.unflatten(4, (self.patches, 2)).unflatten(3, (self.patches, 2))  # B C F h 2 w 2
@@ -334,9 +338,9 @@ def _bias(present_BL: Tensor) -> Tensor:
 
 
 def _rows(layer: Callable[[Tensor], Tensor], x_BFD: Tensor) -> Tensor:
-    """`layer` on the rows of x, with rows of zeros added up to four (rule 2)."""
+    """`layer` on the rows of x, filled up with rows of zeros (rule 2)."""
     rows = x_BFD.flatten(0, 1)
-    padded = functional.pad(rows, (0, 0, 0, max(0, 4 - rows.shape[0])))
+    padded = functional.pad(rows, (0, 0, 0, -rows.shape[0] % ROWS))
     out: Tensor = layer(padded)[: rows.shape[0]].unflatten(0, x_BFD.shape[:2])
     return out
 

@@ -43,4 +43,5 @@ def tokenize(prompt: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 def caption(colour: str, shape: str, motion: str, background: str) -> str:
     """The sentence that the model was trained on, such as "a red circle growing on a black background"."""
-    return f"a {colour} {shape} {motion} on a {background} background"
+    article = "an" if colour[0] in "aeiou" else "a"
+    return f"{article} {colour} {shape} {motion} on a {background} background"

@@ -17,8 +17,11 @@ from cards.card import Node
 from cards.family import Components, Made
 from cards.loop import Done, LoopContext, LoopState, StepOutput
 from cards.request import GenerationRequest, ResolvedRequest, resolve
-from cards.shapes.family import FAMILY
+from cards.shapes.card import SCALE
+from cards.shapes.family import FAMILY, WEIGHTS
+from cards.shapes.model import COMPONENTS, CONFIG
 from cards.wire import TensorRef, WorkPlan
+from training.shapes.sample import load_model, sample
 
 PROMPT = "a red circle moving right on a black background"
 NODES = FAMILY.card.program.nodes
@@ -276,3 +279,22 @@ def test_words_outside_the_vocabulary_are_told_and_named() -> None:
 
 def test_known_words_are_nothing_to_tell() -> None:
     assert FAMILY.notices(asked(negative_prompt="a white cross")) == ()
+
+
+def test_a_job_makes_the_bits_of_the_plain_sampler(components: Components, unbroken: Ran) -> None:
+    request = asked()
+    latent = sample(load_model(WEIGHTS), [request.prompt], [request.seed], steps=STEPS, guidance=request.guidance)
+
+    made = [digest for name, digest in unbroken.tensors.items() if name.endswith("latent")]
+    assert codec.encode(latent)[0].digest == made[-1]
+
+
+def test_the_card_says_of_the_model_what_the_model_is() -> None:
+    card, recipe = FAMILY.card, FAMILY.card.recipe
+    defaults = (recipe.steps.default, recipe.guidance.default, recipe.shift)
+
+    assert defaults == (CONFIG.steps, CONFIG.guidance, CONFIG.shift)
+    assert (card.output.frames, card.output.fps) == (CONFIG.latent_frames * CONFIG.frames_per_latent, CONFIG.fps)
+    assert card.output.width == SCALE * CONFIG.latent_size * CONFIG.pixels_per_latent
+    for name, make in COMPONENTS.items():
+        assert card.components[name].parameters == sum(parameter.numel() for parameter in make().parameters())
