@@ -17,6 +17,7 @@ from cards.card import Node
 from cards.family import Components, Made
 from cards.loop import Done, LoopContext, LoopState, StepOutput
 from cards.request import GenerationRequest, ResolvedRequest, resolve
+from cards.sampling import flow_time
 from cards.shapes.card import SCALE
 from cards.shapes.family import FAMILY, WEIGHTS
 from cards.shapes.model import COMPONENTS, CONFIG
@@ -233,7 +234,8 @@ def test_every_latent_frame_has_the_time_of_its_step() -> None:
         denoise(transformer, step, guidance=1.0)
 
     assert [t.shape for t in transformer.times] == [(1, 6)] * STEPS
-    assert torch.equal(torch.stack(transformer.times), torch.tensor([1.0, 0.8, 0.5])[:, None, None].expand(-1, 1, 6))
+    shifted = torch.tensor([flow_time(step, STEPS, FAMILY.card.recipe.shift) for step in range(STEPS)])
+    assert torch.equal(torch.stack(transformer.times), shifted[:, None, None].expand(-1, 1, 6))
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [3]), (7, [])])

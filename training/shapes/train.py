@@ -43,7 +43,12 @@ class Recipe:
     codec_batch: int = 32
     codec_steps: int = 1500
     codec_rate: float = 1.5e-3
-    cycles: tuple[Cycle, ...] = (Cycle(2400), Cycle(480, peak=0.6, decay=1.0), Cycle(300, peak=0.5, decay=1.0))
+    cycles: tuple[Cycle, ...] = (
+        Cycle(2400),
+        Cycle(480, peak=0.6, decay=1.0),
+        Cycle(300, peak=0.5, decay=1.0),
+        Cycle(400, peak=0.5, decay=1.0),
+    )
     muon_rate: float = 3e-3
     adam_rate: float = 2e-3
     average: float = 0.996
