@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= a red circle moving right on a black background
 FAST := -m "not slow"
+SEEDS ?= 1
 
 .PHONY: demo test check fix bench bench-quality clean
 
@@ -26,8 +27,8 @@ fix: .venv/installed  ## what to run before check
 bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness
 	$(BIN)/python -m ops.bench
 
-bench-quality: .venv/installed  ## the judge over all prompts and several seeds
-	$(BIN)/python -m training.shapes.evaluate --seeds 2
+bench-quality: .venv/installed  ## the judge over all prompts, SEEDS clips of each (20 minutes a seed on one core)
+	$(BIN)/python -m training.shapes.evaluate --seeds $(SEEDS)
 
 clean:
 	rm -rf .venv build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
