@@ -70,12 +70,16 @@ class StepError(Struct, frozen=True):
 
 
 class UnitId(Struct, frozen=True):
-    """Which answer belongs to which question. A result under another epoch, version or attempt decides nothing."""
+    """Which answer belongs to which question. A result under another epoch, version or attempt decides nothing.
+
+    `serial` is the engine's own count: what is sent twice, after a claim that did not become durable, has two names.
+    """
 
     job: str
     epoch: int
     version: int
     attempt: int
+    serial: int = 0
 
 
 _PROMISE = "promised:"
@@ -83,7 +87,7 @@ _PROMISE = "promised:"
 
 def promised(unit: UnitId, name: str) -> TensorRef:
     """A tensor that a unit has not made yet, for a unit that follows it on the same worker."""
-    return TensorRef(f"{_PROMISE}{unit.version}:{name}", "", (), (), 0)
+    return TensorRef(f"{_PROMISE}{unit.serial}:{name}", "", (), (), 0)
 
 
 def is_promised(ref: TensorRef) -> bool:

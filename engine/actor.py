@@ -116,9 +116,9 @@ class JobActor:
         self.home = self.left = None
         self.held = frozenset()
 
-    def next_unit(self) -> UnitId:
-        """The name of the unit to be sent now: each that is out stands for one event to come at least."""
-        return UnitId(self.job.id, self.epoch, self.version + len(self.out), self.job.attempt)
+    def next_unit(self, serial: int) -> UnitId:
+        """The name of the unit to be sent now."""
+        return UnitId(self.job.id, self.epoch, self.version, self.job.attempt, serial)
 
     def keep_inline(self, arrived: dict[str, bytes]) -> None:
         """Hold on to the small blobs that the job still needs."""

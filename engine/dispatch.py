@@ -27,6 +27,7 @@ class Dispatcher:
         self._link = link
         self._registry = registry
         self._order = itertools.count()
+        self._serials = itertools.count(1)
         self._ready: list[tuple[int, int, JobActor]] = []
 
     def line_up(self, actor: JobActor) -> None:
@@ -108,7 +109,7 @@ class Dispatcher:
         keep = needs(actor.job, following.state)
         inline = tuple(digest for digest in keep if digest in actor.inline and digest not in actor.held)
         actor.held = actor.held.union(inline)
-        unit = WorkUnit(id=actor.next_unit(), plan=following.plan, inline=inline, keep=keep)
+        unit = WorkUnit(id=actor.next_unit(next(self._serials)), plan=following.plan, inline=inline, keep=keep)
         actor.out.append(Sent(unit.id, unit.plan))
         seat.outstanding[unit.id] = unit.plan
         return unit

@@ -90,7 +90,6 @@ class Engine:
             served=lambda actor: bool(self.fleet.serving(actor.job.model)) or not self.fleet.seats,
             claimed=self._claimed,
         )
-        self._journal = journal
         self._link = link
         self._clock = clock
         self._kill = kill

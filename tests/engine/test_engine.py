@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from cards.errors import InvalidRequest, UnknownModel
 from cards.loop import Loop, LoopState, StepOutput
 from cards.wire import Released, StepResult, TensorRef, UnitId, is_promised
+from engine.actor import submission
 from engine.cancel import Outcome
 from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused
-from engine.events import JobRecovered, NumericsChanged, WorkerLost
+from engine.events import JobRecovered, JobSubmitted, NumericsChanged, WorkerLost
 from engine.job import State
 from store.blobs import MemoryBlobs
 from store.errors import StoreUnavailable
@@ -376,6 +377,34 @@ async def test_a_job_goes_on_after_an_append_was_refused_while_a_step_ran() -> N
         assert job.state is State.COMPLETED
         assert len(steps) == len(set(steps)) == 10
         await assert_unharmed(running)
+
+
+async def test_a_job_whose_claim_was_refused_is_claimed_again_while_its_worker_is_busy() -> None:
+    """The first claim's unit waits at the worker, is released there, and must not be taken for the second claim's."""
+    world = World()
+    journal = QueuedJournal(world.journal)
+    async with world.engine(workers=0, journal=journal) as running:
+        running.add_worker(credits=16)
+        worker = running.workers[0]
+        await running.until(lambda: bool(running.engine.fleet.seats))
+        running.engine.fleet.seats[worker.name].step_s["toy", "prepare"] = 0.001  # so that more than two may wait there
+        worker.gate = gate = anyio.Event()
+        busy = await running.client.submit(request("a count adaptive=1", seed=1))
+        await running.until(lambda: bool(worker.ran))
+        await running.engine.ledger.settled()
+        again = JobSubmitted(
+            job="job-refused", request=busy.request, model=busy.model, submitted_at=busy.submitted_at + 1
+        )
+        await world.journal.append(submission(again, [], again.submitted_at, None))
+        journal.refuse = 2  # the claim, and what is written with its first unit
+        await running.until(lambda: journal.refuse == 0)
+        await running.until(lambda: again.job in running.engine.ledger.actors)
+        await running.until(lambda: bool(running.engine.ledger.actors[again.job].out))
+        worker.gate = None
+        gate.set()
+
+        assert (await running.ended(again.job, within_s=5)).state is State.COMPLETED
+        assert (await running.ended(busy.id, within_s=5)).state is State.COMPLETED
 
 
 async def test_a_late_word_of_an_old_release_takes_nothing_from_the_new_epoch() -> None:
