@@ -33,7 +33,7 @@ from cards.wire import (
 from engine.client import Client, StepTensors
 from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
-from engine.job import Job
+from engine.job import Job, State
 from engine.link import Arrived
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
@@ -362,3 +362,13 @@ def request(prompt: str = "a count", *, steps: int = 4, seed: int = 7, **fields:
 
 def digests(steps: Sequence[StepTensors]) -> list[tuple[str, int, dict[str, str]]]:
     return [(step.loop, step.step, {name: ref.digest for name, ref in step.tensors.items()}) for step in steps]
+
+
+async def assert_unharmed(running: Running) -> None:
+    """The next job runs, and everything that was held has been given back."""
+    job = await running.ended((await running.client.submit(request(seed=99))).id)
+    assert job.state is State.COMPLETED
+    await running.until(lambda: all(not worker.executor.resident.held().tensors for worker in running.workers))
+    statistics = running.client.statistics()
+    assert statistics.outstanding_units == statistics.reserved_bytes == statistics.ready_steps == 0
+    assert statistics.free_credits == 2 * statistics.workers
