@@ -24,7 +24,7 @@ from engine.events import JobEvent, JobSubmitted, NoticeGiven, StepCompleted
 from engine.job import Job
 from engine.statistics import EngineStatistics, Readiness
 from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError
-from store.journal import Event, IdempotencyKey, JobRow, Journal
+from store.journal import ALL_JOBS, Event, IdempotencyKey, JobFilter, JobRow, Journal
 
 
 class Told(Struct, frozen=True):
@@ -110,12 +110,10 @@ class Client:
             raise JobNotFound(job_id)
         return restore(loaded).job
 
-    async def jobs(
-        self, *, status: str | None = None, model: str | None = None, after: str | None = None, limit: int = 100
-    ) -> list[JobRow]:
+    async def jobs(self, where: JobFilter = ALL_JOBS, *, after: str | None = None, limit: int = 100) -> list[JobRow]:
         """Newest first. Raises StoreTrouble."""
         try:
-            return await self._journal.jobs(status=status, model=model, after=after, limit=limit)
+            return await self._journal.jobs(where, after=after, limit=limit)
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
 

@@ -73,7 +73,8 @@ class Reconciler:
 
     async def _unclaimed(self) -> list[str]:
         actors, trouble = self._ledger.actors, self._ledger.trouble
-        rows = await self._journal.jobs(open=True, limit=self._max_active + len(actors) + len(self.unrunnable))
+        limit = self._max_active + len(actors) + len(self.unrunnable)
+        rows = await self._journal.claimable(self._engine, limit)
         unclaimed = [row.id for row in rows if row.id not in actors and row.id not in self.unrunnable]
         if not actors and not unclaimed:
             self._ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out

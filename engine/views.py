@@ -3,6 +3,7 @@
 from typing import Literal
 
 from engine.job import Job, State
+from store.journal import JobFilter as JobFilter
 from store.journal import JobRow as JobRow
 
 Status = Literal["queued", "running", "completed", "failed", "cancelled"]
