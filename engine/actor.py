@@ -18,7 +18,7 @@ from engine import events as facts
 from engine.errors import UnreadableBody
 from engine.events import JobEvent, JobSubmitted
 from engine.job import Job, fold
-from engine.views import row
+from engine.views import listed, row
 from store.journal import Append, Appended, Blob, IdempotencyKey, Journal, Loaded
 
 
@@ -76,11 +76,17 @@ class JobActor:
         """For the blob store, which refused the last step's bytes."""
 
     def write(
-        self, events: Sequence[JobEvent], *, at: float, claim: bool = False, inline: dict[str, bytes] | None = None
+        self,
+        events: Sequence[JobEvent],
+        *,
+        at: float,
+        lease: str | None,
+        claim: bool = False,
+        inline: dict[str, bytes] | None = None,
     ) -> Pending:
         """Fold the events and queue them as one append, with a checkpoint of where the job then is.
 
-        `self.state` must already be the state after them.
+        `self.state` must already be the state after them. The append is refused once the `lease` has run out.
         """
         before = self.job
         for event in events:
@@ -96,7 +102,8 @@ class JobActor:
             claim=claim,
             checkpoint=_encode(Saved(self.job, self.state)),
             blobs=tuple(Blob(digest, data) for digest, data in (inline or {}).items()),
-            row=row(self.job, at) if self.job.state != before.state else None,
+            row=row(self.job, at) if listed(self.job) != listed(before) else None,
+            lease=lease,
         )
         self.version += len(events)
         self.epoch += claim

@@ -24,12 +24,16 @@ from engine.events import JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
 from engine.job import Job, State
+from engine.lease import Lease
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
 from engine.reconcile import Reconciler
 from store.journal import Journal
 
 log = logging.getLogger("keyframe.engine")
+
+FREES = frozenset({"job_submitted", "job_released"})
+"""After these events a job is there for the taking."""
 
 WRONG_BLOBS = "this worker's blob folder is not the engine's: start it with the --data folder of the engine"
 
@@ -50,6 +54,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     reconcile_s: float = 1.0
     watch_s: float = 0.5
     silent_s: float = 5.0
+    lease_s: float = 10.0
+    """How long others leave this engine's jobs alone without a renewal, where several share a store."""
+    url: str = ""
+    """Where the others, and people, reach this engine."""
     cancel_grace_s: float = 30.0
     """How long a running step may hold up a cancel before its worker is killed."""
 
@@ -71,7 +79,23 @@ class Engine:
         self.settings = settings
         self.hub = Hub()
         self.fleet = Fleet(settings.silent_s)
-        self.ledger = Ledger(journal, clock, self.hub, self._on_told, self._on_dropped)
+        self.lease = Lease(
+            journal,
+            clock,
+            engine=settings.name,
+            ttl_s=settings.lease_s,
+            url=settings.url,
+            models=self._served,
+            lapsed=self._lapsed,
+        )
+        self.ledger = Ledger(
+            journal,
+            clock,
+            self.hub,
+            lease=self.lease.name,
+            on_told=self._on_told,
+            on_dropped=self._on_dropped,
+        )
         self.dispatcher = Dispatcher(self.ledger, self.fleet, link, registry)
         self.canceller = Canceller(journal, self.ledger, self.dispatcher, clock)
         self.identities = {name: identity(family) for name, family in registry.items()}
@@ -87,12 +111,16 @@ class Engine:
             self.identities,
             engine=settings.name,
             max_active=settings.max_active,
+            monotonic=clock.monotonic,
+            patience_s=3 * settings.reconcile_s,
             served=lambda actor: bool(self.fleet.serving(actor.job.model)) or not self.fleet.seats,
             claimed=self._claimed,
         )
+        self._journal = journal
         self._link = link
         self._clock = clock
         self._kill = kill
+        self._lapses: list[JobActor] = []
         self._joined: set[tuple[str, int]] = set()
         self._reconciling = anyio.Lock()
         self._introduced_at: dict[str, float] = {}
@@ -108,6 +136,8 @@ class Engine:
             tasks.start_soon(self._listen)
             tasks.start_soon(self._reconcile)
             tasks.start_soon(self._watch)
+            tasks.start_soon(self._keep_lease)
+            tasks.start_soon(self._follow)
             await self._stopped.wait()
             tasks.cancel_scope.cancel()
 
@@ -126,6 +156,7 @@ class Engine:
                 self.ledger.write(actor, [JobReleased(engine=self.settings.name)])
         with anyio.move_on_after(grace_s):
             await self.ledger.settled()
+            await self.lease.end()
         self._stopped.set()
 
     def look_for_work(self) -> None:
@@ -153,10 +184,31 @@ class Engine:
                 await self.watch()
             last = now
 
+    async def _keep_lease(self) -> None:
+        while self._journal.shared:
+            fresh = not self.lease.held
+            await self.renew()
+            if fresh and self.lease.held:
+                self.look_for_work()
+            await self._clock.sleep(self.lease.pause_s)
+
+    async def _follow(self) -> None:
+        """Wake those who wait for what other engines write, and take what they leave."""
+        async for news in self._journal.news():
+            for each in news:
+                self.hub.wake(each.stream.removeprefix("job/"))
+            if any(each.type in FREES for each in news):
+                self.look_for_work()
+
+    async def renew(self) -> None:
+        """Keep the lease. If it has run out, what was driven under it is let go of first."""
+        await self.lease.renew()
+        await self._let_go()
+
     async def reconcile(self) -> None:
         """Send again what the blob store refused, and take over open jobs that nobody drives."""
         async with self._reconciling:
-            if self.draining:
+            if self.draining or not self.lease.check():
                 return
             for actor in self.ledger.actors.values():
                 actor.waits = actor.waits and bool(actor.out)  # what was sent ahead of it must be back first
@@ -215,6 +267,8 @@ class Engine:
 
     async def watch(self) -> None:
         """Give up workers that have been silent too long, or that hold up a cancel beyond its grace."""
+        self.lease.check()
+        await self._let_go()
         for seat in self.fleet.silent(self._clock.monotonic()):
             await self.give_up(seat.worker, f"silent for {self.settings.silent_s:g} s")
         for worker in self.canceller.overdue(self.settings.cancel_grace_s):
@@ -317,7 +371,7 @@ class Engine:
         await self._dispatch()
 
     async def _dispatch(self) -> None:
-        if self.draining:
+        if self.draining or not self.lease.check():
             return
         while gone := await self.dispatcher.dispatch():
             for seat in gone:
@@ -334,6 +388,18 @@ class Engine:
     async def _on_dropped(self, actor: JobActor) -> None:
         """A job's append failed: its worker forgets it, and reconciling will find it again."""
         await self.dispatcher.release(actor)
+
+    def _lapsed(self) -> None:
+        self._lapses += self.ledger.forget()
+
+    async def _let_go(self) -> None:
+        """Have the workers forget the jobs that were driven under a lease that ran out."""
+        while self._lapses:
+            await self.dispatcher.release(self._lapses.pop())
+
+    def _served(self) -> list[str]:
+        """The models that there are workers for."""
+        return sorted(name for name, model in self.identities.items() if self.fleet.serving(model))
 
     def _line_up(self, actor: JobActor) -> bool:
         """Line the job's next step up, if none is lined up, and its units are not too far ahead of worker and disk."""

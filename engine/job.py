@@ -97,6 +97,8 @@ class Job(Struct, frozen=True, kw_only=True):
     model: ModelIdentity
     submitted_at: float
     admitted: bool = False
+    owner: str | None = None
+    """The engine that drives it, or is to."""
     place: Place = Place()
     outputs: dict[str, TensorRef] = {}
     artifacts: dict[str, ArtifactRef] = {}
@@ -143,9 +145,9 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
         case NoticeGiven():
             return replace(job, notices=(*job.notices, event))
         case JobAdmitted():
-            return replace(job, admitted=True)
+            return replace(job, admitted=True, owner=event.engine)
         case JobRecovered():
-            return replace(job, admitted=True, attempt=job.attempt + 1)
+            return replace(job, admitted=True, owner=event.engine, attempt=job.attempt + 1)
         case NodeStarted():
             return replace(job, place=replace(job.place, steps=event.steps, started=True))
         case StepCompleted():
@@ -159,8 +161,11 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
         case WorkerLost():
             return replace(job, deaths=job.deaths + event.blamed, attempt=job.attempt + 1)
         case JobFailed():
-            return replace(job, failure=Failure(event.kind, event.message, event.node, event.step, event.attempt))
-        case JobReleased() | CancelRequested() | JobCancelled() | JobCompleted():
+            failure = Failure(event.kind, event.message, event.node, event.step, event.attempt)
+            return replace(job, failure=failure, owner=None)
+        case JobReleased() | JobCancelled() | JobCompleted():
+            return replace(job, owner=None)
+        case CancelRequested():
             return job
         case JobSubmitted():
             raise AssertionError("folded above")

@@ -22,15 +22,27 @@ Followup = Callable[[JobActor], Awaitable[None]]
 
 
 class Ledger:
-    """`on_told` is called after each append that became durable, `on_dropped` after one that did not."""
+    """`lease` is what appends are written under, `on_told` is called after each that became durable, `on_dropped` after
+    one that did not.
+    """
 
-    def __init__(self, journal: Journal, clock: Clock, hub: Hub, on_told: Followup, on_dropped: Followup) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        hub: Hub,
+        *,
+        lease: str | None,
+        on_told: Followup,
+        on_dropped: Followup,
+    ) -> None:
         self.actors: dict[str, JobActor] = {}
         self.trouble: str | None = None
         """Why the store took no writes the last time it was asked, or None."""
         self._journal = journal
         self._clock = clock
         self._hub = hub
+        self._lease = lease
         self._on_told = on_told
         self._on_dropped = on_dropped
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
@@ -44,7 +56,7 @@ class Ledger:
         inline: dict[str, bytes] | None = None,
     ) -> "asyncio.Future[Job]":
         """One turn. What comes back is done when people have been told, or raises StoreTrouble; await it shielded."""
-        pending = actor.write(events, at=self._clock.now(), claim=claim, inline=inline)
+        pending = actor.write(events, at=self._clock.now(), lease=self._lease, claim=claim, inline=inline)
         self._pending.put_nowait(pending)
         return pending.told
 
@@ -59,6 +71,14 @@ class Ledger:
             else:
                 await self._told(pending)
             self._pending.task_done()
+
+    def forget(self) -> list[JobActor]:
+        """Drop all actors: others may have their jobs. Returns them."""
+        dropped = list(self.actors.values())
+        self.actors.clear()
+        for actor in dropped:
+            self._hub.wake(actor.job.id)
+        return dropped
 
     async def settled(self) -> None:
         """Return once nothing is on its way to disk."""

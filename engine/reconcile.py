@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from cards.registry import Registry
 from cards.wire import ModelIdentity
-from engine import driver, verbs
+from engine import driver, share, verbs
 from engine.actor import JobActor, needs, restore, stream
 from engine.errors import HistoryError, LoopFailed
 from engine.events import JobAdmitted, JobCancelled, JobEvent, JobRecovered
 from engine.job import Job, State, fold
 from engine.ledger import Ledger
 from store.errors import CorruptBlob, StoreError
-from store.journal import Journal, Loaded
+from store.journal import JobRow, Journal, Loaded
 
 log = logging.getLogger("keyframe.reconcile")
 
@@ -27,6 +27,7 @@ class Reconciler:
     """`claimed` is called with each actor whose claim has been queued.
 
     At most `max_active` jobs are driven at once; one whose model no worker is there for (`served`) does not count.
+    Where several engines share a store, each takes its share, and after `patience_s` what another has left.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Reconciler:
         *,
         engine: str,
         max_active: int,
+        monotonic: Callable[[], float],
+        patience_s: float,
         served: Callable[[JobActor], bool],
         claimed: Callable[[JobActor], Awaitable[None]],
     ) -> None:
@@ -49,6 +52,9 @@ class Reconciler:
         self._registry = registry
         self._engine = engine
         self._max_active = max_active
+        self._monotonic = monotonic
+        self._patience_s = patience_s
+        self._open_since: dict[str, float] = {}
         self._served = served
         self._claimed = claimed
 
@@ -75,12 +81,24 @@ class Reconciler:
         actors, trouble = self._ledger.actors, self._ledger.trouble
         limit = self._max_active + len(actors) + len(self.unrunnable)
         rows = await self._journal.claimable(self._engine, limit)
-        unclaimed = [row.id for row in rows if row.id not in actors and row.id not in self.unrunnable]
+        unclaimed = await self._ours([row for row in rows if row.id not in actors and row.id not in self.unrunnable])
         if not actors and not unclaimed:
             self._ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out
         driven = sum(map(self._served, actors.values()))
         room = max(0, min(self._max_active - driven, CROWD * self._max_active - len(actors)))
         return unclaimed[: min(1, room) if trouble else room]  # one is enough to try a store in trouble
+
+    async def _ours(self, rows: Sequence[JobRow]) -> list[str]:
+        """Those that are for this engine to take, or that another one has left for too long."""
+        if not self._journal.shared or not rows:
+            return [row.id for row in rows]
+        engines, now = await self._journal.engines(), self._monotonic()
+        self._open_since = {row.id: self._open_since.get(row.id, now) for row in rows}
+        return [
+            row.id
+            for row in rows
+            if share.ours(row, self._engine, engines) or share.overdue(row, self._open_since, now, self._patience_s)
+        ]
 
     def _actor(self, job_id: str, loaded: Loaded) -> JobActor | None:
         """One for a job that this engine can go on with."""

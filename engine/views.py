@@ -22,8 +22,13 @@ def status(job: Job) -> Status:
     return STATUS[job.state]
 
 
+def listed(job: Job) -> tuple[State, str | None, int]:
+    """What of a job makes a new row of the list when it changes."""
+    return job.state, job.owner, job.attempt
+
+
 def row(job: Job, at: float) -> JobRow:
-    """`at` is the time of the job's last change of state."""
+    """`at` is the time of the last change of what is `listed`."""
     return JobRow(
         id=job.id,
         status=status(job),
@@ -32,4 +37,7 @@ def row(job: Job, at: float) -> JobRow:
         submitted_at=job.submitted_at,
         updated_at=at,
         open=not job.terminal,
+        owner=job.owner,
+        attempts=job.attempt,
+        metadata=job.request.metadata,
     )

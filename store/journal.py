@@ -173,8 +173,20 @@ class StoreStatistics(Struct, frozen=True):
 ALL_JOBS = JobFilter()
 
 
+class News(Struct, frozen=True):
+    """That there is an event, not what it says."""
+
+    stream: str
+    type: str
+
+
 class Journal(Protocol):
     """Every method may raise `StoreUnavailable`; what was not acknowledged may then be on disk or not."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether several engines may write to it at once."""
+        ...
 
     def append(self, append: Append) -> Awaitable[Appended]:
         """Queue the write at once, in the order of calls, and return what to await for its durability.
@@ -217,8 +229,8 @@ class Journal(Protocol):
         """Drop the read model and write these rows instead, in one transaction."""
         ...
 
-    def news(self) -> AsyncIterator[Sequence[str]]:
-        """The streams that other processes have appended to, as they do; for ever. Starts now."""
+    def news(self) -> AsyncIterator[Sequence[News]]:
+        """What is appended from now on, where other processes append too; for ever. One's own may be among it."""
         ...
 
     # -- engines ------------------------------------------------------------------------------------------------

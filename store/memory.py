@@ -22,6 +22,7 @@ from store.journal import (
     JobFilter,
     JobRow,
     Loaded,
+    News,
     StoreStatistics,
     StreamCopy,
 )
@@ -30,7 +31,8 @@ from store.journal import (
 class MemoryJournal:
     """`now` is the database's clock, in seconds. Several engines of one process may share it."""
 
-    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, now: Callable[[], float] = lambda: 0.0, *, shared: bool = False) -> None:
+        self.shared = shared
         self._now = now
         self._heads: dict[str, Head] = {}
         self._admission = Admission(self._heads, keys={}, leases=())
@@ -41,6 +43,7 @@ class MemoryJournal:
         self._blobs: dict[str, tuple[bytes, float]] = {}
         self._rows: dict[str, JobRow] = {}
         self._engines: dict[str, tuple[str, tuple[str, ...], float]] = {}
+        self._listeners: set[asyncio.Event] = set()
 
     def append(self, append: Append) -> Awaitable[Appended]:
         loop = asyncio.get_running_loop()
@@ -79,13 +82,19 @@ class MemoryJournal:
     async def replace_rows(self, rows: Sequence[JobRow]) -> None:
         self._rows = {row.id: row for row in rows}
 
-    async def news(self) -> AsyncIterator[Sequence[str]]:
+    async def news(self) -> AsyncIterator[Sequence[News]]:
         seen = self._position
-        while True:
-            await asyncio.sleep(0.05)
-            if rows := _after(self._log, seen, len(self._log)):
-                seen = rows[-1].position
-                yield list(dict.fromkeys(event.stream for event in rows))
+        written = asyncio.Event()
+        self._listeners.add(written)
+        try:
+            while True:
+                await written.wait()
+                written.clear()
+                events = _after(self._log, seen, len(self._log))
+                seen = self._position
+                yield [News(event.stream, event.type) for event in events]
+        finally:
+            self._listeners.discard(written)
 
     async def hold_lease(self, engine: str, *, ttl_s: float, url: str = "", models: Sequence[str] = ()) -> None:
         self._engines[engine] = (url, tuple(models), self._now() + ttl_s)
@@ -184,6 +193,8 @@ class MemoryJournal:
             self._position, event.stream, event.version, event.epoch, event.type, event.at, event.body, event.hash
         )
         self._log.append(placed)
+        for written in self._listeners:
+            written.set()
         self._events[event.stream].append(placed)
 
     def _keep(self, blobs: Sequence[Blob], row: JobRow | None) -> None:

@@ -24,6 +24,7 @@ from store.journal import (
     JobFilter,
     JobRow,
     Loaded,
+    News,
     StoreStatistics,
     StreamCopy,
 )
@@ -90,7 +91,11 @@ class SqlJournal:
     def statistics(self) -> WriterStatistics:
         return self._writer.statistics()
 
-    async def news(self) -> AsyncIterator[Sequence[str]]:
+    @property
+    def shared(self) -> bool:
+        return not self._database.exclusive
+
+    async def news(self) -> AsyncIterator[Sequence[News]]:
         if self._bell is None:
             await anyio.sleep_forever()
             return
@@ -99,7 +104,7 @@ class SqlJournal:
             await self._bell.wait()
             while rows := await self._ask(reads.appended_to(after, NEWS_AT_ONCE)):
                 after = rows[-1].position
-                yield list(dict.fromkeys(row.stream for row in rows))
+                yield [News(stream, type) for _, stream, type in rows]
 
     # -- engines ------------------------------------------------------------------------------------------------
 

@@ -326,7 +326,7 @@ class World:
 
     @asynccontextmanager
     async def engine(
-        self, *, workers: int = 1, journal: Journal | None = None, **settings: Any
+        self, *, workers: int = 1, journal: Journal | None = None, name: str = "engine", **settings: Any
     ) -> AsyncIterator[Running]:
         """An engine that ends without a word when the block does, as a killed one would."""
         link = SimLink()
@@ -337,7 +337,7 @@ class World:
             link=link,
             registry={family.card.name: family for family in self.families},
             clock=self.clock,
-            settings=EngineSettings(name="engine", blobs=self.blobs.name, **settings),
+            settings=EngineSettings(name=name, blobs=self.blobs.name, **settings),
         )
         client = Client(
             engine,

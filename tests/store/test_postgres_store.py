@@ -85,8 +85,8 @@ async def test_an_engine_hears_what_another_has_written(new_database: Callable[[
         heard: list[str] = []
 
         async def listen() -> None:
-            async for streams in other.news():
-                heard.extend(streams)
+            async for news in other.news():
+                heard.extend(each.stream for each in news)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen)
