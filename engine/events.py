@@ -5,6 +5,7 @@ Rule 2: a new field has a default. A new meaning is a new event.
 Rule 3: the tag is spelled out, so renaming a class cannot orphan a log.
 """
 
+from collections.abc import Mapping
 from typing import TypeAlias, get_args
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Struct
 from cards.request import ResolvedRequest
 from cards.wire import ArtifactRef, ModelIdentity, Scalar, TensorRef
 from engine.errors import UnknownEvent, UnreadableBody
+from engine.upcast import UPCASTS, Upcast, upcast
 from store.journal import Event, NewEvent
 
 
@@ -147,11 +149,12 @@ def encode(event: JobEvent) -> NewEvent:
     return NewEvent(tag(event), _encode(event))
 
 
-def decode(event: Event) -> JobEvent:
-    """Raises UnknownEvent for a tag that this code does not know, UnreadableBody."""
-    if event.type not in _decoders:
-        raise UnknownEvent(event.type)
+def decode(event: Event, upcasts: Mapping[str, Upcast] = UPCASTS) -> JobEvent:
+    """An event of any release, as today's. Raises UnknownEvent for a tag that this code does not know, UnreadableBody."""
     try:
-        return _decoders[event.type](event.body)
+        type, body = upcast(event.type, event.body, upcasts)
+        if type not in _decoders:
+            raise UnknownEvent(type)
+        return _decoders[type](body)
     except msgspec.DecodeError as error:
         raise UnreadableBody(f"event {event.version} ({event.type})", str(error)) from error
