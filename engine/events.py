@@ -150,7 +150,7 @@ def encode(event: JobEvent) -> NewEvent:
 
 
 def decode(event: Event, upcasts: Mapping[str, Upcast] = UPCASTS) -> JobEvent:
-    """An event of any release, as today's. Raises UnknownEvent for a tag that this code does not know, UnreadableBody."""
+    """An event of any release, in today's words. Raises UnknownEvent for a tag that nobody knows, UnreadableBody."""
     try:
         type, body = upcast(event.type, event.body, upcasts)
         if type not in _decoders:
