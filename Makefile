@@ -5,13 +5,16 @@ PROMPT ?= a red circle moving right on a black background
 FAST := -m "not slow"
 SEEDS ?= 1
 
-.PHONY: demo test check fix bench bench-quality clean
+.PHONY: demo test crash check fix bench bench-quality clean
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
 
 test: .venv/installed  ## all tests
 	$(BIN)/pytest -q
+
+crash: .venv/installed  ## a kill at every operation of the store, and every power cut: minutes
+	$(BIN)/python -m tests.crash
 
 check: .venv/installed  ## format, lint, arrows, types, fast tests
 	$(BIN)/ruff format --check .
