@@ -92,17 +92,16 @@ def _row_problems(
 
 
 def _derived_row(events: list[Event]) -> JobRow:
-    """The row as the appends wrote it: its time is that of the last change of state."""
+    """The row as the appends wrote it: its time is that of the last change that it shows."""
     job: Job | None = None
-    changed_at = 0.0
+    derived: JobRow | None = None
     for event in events:
-        before = job.state if job else None
         fact: JobEvent = facts.decode(event)
         job = fold(job, fact)
-        if job.state != before:
-            changed_at = event.at
-    assert job is not None, "a stream has events"
-    return row(job, changed_at)
+        if derived is None or row(job, derived.updated_at) != derived:
+            derived = row(job, event.at)
+    assert derived is not None, "a stream has events"
+    return derived
 
 
 async def _streams(journal: Journal) -> AsyncIterator[str]:

@@ -5,15 +5,18 @@ from typing import Literal
 from engine.job import Job, State
 from store.journal import JobRow as JobRow
 
-Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
 
 STATUS: dict[State, Status] = {
     State.QUEUED: "queued",
     State.RUNNING: "running",
+    State.PAUSED: "paused",
     State.CANCELLING: "running",
+    State.QUARANTINED: "quarantined",
     State.COMPLETED: "completed",
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
+    State.MOVED: "moved",
 }
 
 
@@ -22,7 +25,7 @@ def status(job: Job) -> Status:
 
 
 def row(job: Job, at: float) -> JobRow:
-    """`at` is the time of the job's last change of state."""
+    """`at` is the time of the job's last change that the list shows."""
     return JobRow(
         id=job.id,
         status=status(job),
@@ -30,5 +33,5 @@ def row(job: Job, at: float) -> JobRow:
         priority=job.request.priority,
         submitted_at=job.submitted_at,
         updated_at=at,
-        open=not job.terminal,
+        open=job.open,
     )
