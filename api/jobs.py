@@ -58,7 +58,7 @@ class Jobs:
         return Json([present.checkpoint(step) for step in await self._client.checkpoints(job_id(request))])
 
     def _shown(self, job: Job) -> schema.Job:
-        return present.job(job, self._cards, self._client.held_up(job.id))
+        return present.job(job, self._cards, self._client.held_up(job))
 
     async def _check_cursor(self, after: str) -> None:
         """A cursor that is no job would give an empty page, and nobody would know why."""

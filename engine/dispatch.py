@@ -45,8 +45,9 @@ class Dispatcher:
         """Send every step that a worker takes. Returns the seats that turned out to be gone."""
         gone: list[Seat] = []
         for actor, seat, unit in self._assign():
-            wanted = any(sent.id == unit.id for sent in actor.out) and actor.job.state is State.RUNNING
-            if wanted and not await self._send(actor, seat, unit) and self._fleet.leave(seat.worker):
+            if not any(sent.id == unit.id for sent in actor.out) or actor.job.state is State.CANCELLING:
+                seat.outstanding.pop(unit.id, None)  # while others were sent it became pointless
+            elif not await self._send(actor, seat, unit) and self._fleet.leave(seat.worker):
                 gone.append(seat)
         return gone
 
@@ -92,7 +93,7 @@ class Dispatcher:
         return home is not None and home.has_room
 
     def _seat_for(self, actor: JobActor, plan: WorkPlan) -> Seat | None:
-        seats = self._fleet.serving(actor.job.model)
+        seats = self._fleet.serving(actor.job.model, actor.job.pool)
         if actor.out:  # it reads what only that worker will have
             seats = [seat for seat in seats if seat.worker == actor.home]
         return choose(seats, plan, actor.home)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
-from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Refuse, Released, StepResult, WorkPlan
+from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Refuse, Released, Shutdown, StepResult, WorkPlan
 from engine import driver, verbs
 from engine.actor import JobActor
 from engine.cancel import Canceller
@@ -32,7 +32,12 @@ from store.journal import Journal
 
 log = logging.getLogger("keyframe.engine")
 
-FREES = frozenset({"job_submitted", "job_released"})
+FREES = frozenset(
+    {
+        "job_submitted", "job_released", "job_resumed", "job_retried", "job_rewound", "job_migrated", "job_imported",
+        "quarantine_lifted",
+    }
+)  # fmt: skip
 """After these events a job is there for the taking."""
 
 WRONG_BLOBS = "this worker's blob folder is not the engine's: start it with the --data folder of the engine"
@@ -97,7 +102,7 @@ class Engine:
             on_dropped=self._on_dropped,
         )
         self.dispatcher = Dispatcher(self.ledger, self.fleet, link, registry)
-        self.canceller = Canceller(journal, self.ledger, self.dispatcher, clock)
+        self.canceller = Canceller(self.ledger, self.dispatcher, clock)
         self.identities = {name: identity(family) for name, family in registry.items()}
         """Each card and its weights, as they are here."""
         self.draining = False
@@ -113,7 +118,7 @@ class Engine:
             max_active=settings.max_active,
             monotonic=clock.monotonic,
             patience_s=3 * settings.reconcile_s,
-            served=lambda actor: bool(self.fleet.serving(actor.job.model)) or not self.fleet.seats,
+            served=lambda actor: bool(self.fleet.serving(actor.job.model, actor.job.pool)) or not self.fleet.seats,
             claimed=self._claimed,
         )
         self._journal = journal
@@ -152,7 +157,6 @@ class Engine:
             await self._clock.sleep(0.01)
         for actor in list(self.ledger.actors.values()):
             if actor.job.state is State.RUNNING:
-                actor.out.clear()
                 self.ledger.write(actor, [JobReleased(engine=self.settings.name)])
         with anyio.move_on_after(grace_s):
             await self.ledger.settled()
@@ -199,6 +203,11 @@ class Engine:
                 self.hub.wake(each.stream.removeprefix("job/"))
             if any(each.type in FREES for each in news):
                 self.look_for_work()
+
+    async def peers(self) -> list[str]:
+        """The engines that work on this store now, this one among them."""
+        live = [engine.name for engine in await self._journal.engines() if engine.left_s > 0]
+        return sorted({self.settings.name, *live})
 
     async def renew(self) -> None:
         """Keep the lease. If it has run out, what was driven under it is let go of first."""
@@ -255,6 +264,11 @@ class Engine:
             self._kill(self.fleet.seats[worker].hello)
             await self.lose(worker, reason, blame=blame)
 
+    async def drain_worker(self, worker: str) -> None:
+        """A worker gets no more work: its jobs go on elsewhere after the step they are in, and then it leaves."""
+        self.fleet.seats[worker].draining = True
+        await self._dispatch()
+
     async def lose_process(self, host: str, pid: int, reason: str) -> bool:
         """A worker's process has ended. Whether it had come so far as to join."""
         await self._clock.sleep(LAST_WORDS_S)
@@ -307,7 +321,7 @@ class Engine:
             await self.give_up(worker, "sent bytes that do not hash to their name", blame=False)
             return
         sent = actor.out.popleft()
-        if actor.job.state is State.RUNNING and not actor.waits:
+        if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
             self._fold_in(actor, worker, sent.plan, result, arrived)
         await self._go_on(actor)
 
@@ -365,8 +379,9 @@ class Engine:
 
     async def _go_on(self, actor: JobActor) -> None:
         """The job's next step may run, or there is none."""
-        if actor.job.terminal:
+        if actor.at_rest:
             await self.dispatcher.release(actor)
+            self.ledger.let_go(actor)
         self._line_up(actor)
         await self._dispatch()
 
@@ -377,10 +392,13 @@ class Engine:
             for seat in gone:
                 self._kill(seat.hello)
                 self._lost(seat, "unreachable", blame=False)
+        for seat in self.fleet.drained():
+            seat.dismissed = True
+            await self._link.send(seat.worker, Shutdown())
 
     async def _on_told(self, actor: JobActor) -> None:
-        """Durability caught up: a job that waited for it goes on, and one that has ended makes room."""
-        if actor.durable.terminal:
+        """Durability caught up: a job that waited for it goes on, and one that has left makes room."""
+        if not self.ledger.drives(actor):
             self.look_for_work()
         elif self._line_up(actor):
             await self._dispatch()
@@ -403,7 +421,7 @@ class Engine:
 
     def _line_up(self, actor: JobActor) -> bool:
         """Line the job's next step up, if none is lined up, and its units are not too far ahead of worker and disk."""
-        idle = actor.job.state is State.RUNNING and not actor.lined_up and not actor.waits
+        idle = actor.job.state is State.RUNNING and not (actor.lined_up or actor.waits or actor.parting)
         may = idle and len(actor.out) < AHEAD and actor.undurable + len(actor.out) < self.settings.window
         if may:
             self.dispatcher.line_up(actor)

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from cards.card import Node
 from cards.registry import Registry
 from cards.wire import ModelIdentity
 from engine import driver, share, verbs
 from engine.actor import JobActor, needs, restore, stream
 from engine.errors import HistoryError, LoopFailed
-from engine.events import JobAdmitted, JobCancelled, JobEvent, JobRecovered
+from engine.events import JobCancelled, JobEvent
 from engine.job import Job, State, fold
 from engine.ledger import Ledger
 from store.errors import CorruptBlob, StoreError
@@ -107,25 +108,18 @@ class Reconciler:
         except HistoryError as error:
             self._leave(job_id, str(error))
             return None
-        if saved.job.terminal:
+        if not saved.job.open:
             return None
-        if problem := self._mismatch(saved.job):
+        if problem := mismatch(saved.job.model, self._identities):
             self._leave(job_id, problem)
             return None
         return JobActor(self._journal, loaded, saved)
 
     async def _take_over(self, actor: JobActor, damage: str | None) -> None:
-        taken = self._taken(actor.job)
+        taken = verbs.take(actor.job, self._node(actor.job), self._engine)
         following = self._going_on(actor, fold(actor.job, taken), damage)
-        self._ledger.actors[actor.job.id] = actor
-        self._ledger.write(actor, [taken, *following], claim=True)
+        self._ledger.write(actor, [taken, *following])
         await self._claimed(actor)
-
-    def _taken(self, job: Job) -> JobEvent:
-        if not job.admitted:
-            return JobAdmitted(engine=self._engine)
-        node = driver.node_of(job, self._registry[job.model.name])
-        return JobRecovered(engine=self._engine, node=node.name, step=job.place.step)
 
     def _going_on(self, actor: JobActor, job: Job, damage: str | None) -> Sequence[JobEvent]:
         """What follows from taking a job over. Nothing of it runs anywhere: whoever had it can write no more."""
@@ -133,11 +127,11 @@ class Reconciler:
         if job.state is State.CANCELLING:
             return [JobCancelled()]
         if damage:
-            return verbs.fail(job, driver.node_of(job, family), "corrupt_checkpoint", damage)
+            return verbs.fail(job, self._node(job), "corrupt_checkpoint", damage)
         try:
             turn = driver.resume(job, family, actor.state)
         except LoopFailed as error:
-            return verbs.fail(job, driver.node_of(job, family), "error", str(error))
+            return verbs.fail(job, self._node(job), "error", str(error))
         actor.state, actor.plan = turn.state, turn.plan
         return turn.events
 
@@ -152,16 +146,21 @@ class Reconciler:
             actor.keep_inline(found)
         return [None] * len(actors)
 
-    def _mismatch(self, job: Job) -> str | None:
-        here = self._identities.get(job.model.name)
-        if here is None:
-            return f"this engine has no model {job.model.name!r}"
-        if here.card != job.model.card:
-            return f"the job pins card {job.model.card[:16]}, this engine has {here.card[:16]}"
-        if here.weights != job.model.weights:
-            return f"the job pins weights {job.model.weights[:16]}, this engine has {here.weights[:16]}"
-        return None
-
     def _leave(self, job_id: str, problem: str) -> None:
         self.unrunnable[job_id] = problem
         log.warning("left in the log: %s", problem, extra={"job": job_id})
+
+    def _node(self, job: Job) -> Node:
+        return driver.node_of(job, self._registry[job.model.name])
+
+
+def mismatch(pinned: ModelIdentity, here: Mapping[str, ModelIdentity]) -> str | None:
+    """Why an engine with these models cannot run what is pinned to that one, if it cannot."""
+    ours = here.get(pinned.name)
+    if ours is None:
+        return f"this engine has no model {pinned.name!r}"
+    if ours.card != pinned.card:
+        return f"the job pins card {pinned.card[:16]}, this engine has {ours.card[:16]}"
+    if ours.weights != pinned.weights:
+        return f"the job pins weights {pinned.weights[:16]}, this engine has {ours.weights[:16]}"
+    return None
