@@ -58,7 +58,7 @@ class Dispatcher:
     def _assign(self) -> list[Assignment]:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
         assigned = []
-        later = []
+        later: list[tuple[int, int, JobActor]] = []
         while self._ready and (not later or any(seat.has_room for seat in self._fleet.seats.values())):
             entry = heapq.heappop(self._ready)
             actor = entry[2]
