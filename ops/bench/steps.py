@@ -20,10 +20,10 @@ async def run(data: Path) -> list[Figure]:
     together: list[float] = []
     appends: list[float] = []
     async with engine(data / "engine", NOOP) as serving, open_journal(f"sqlite:///{data / 'bare.db'}") as journal:
-        await _rate(serving.client, jobs=1, steps=STEPS)
+        await rate(serving.client, jobs=1, steps=STEPS)
         for repeat in range(REPEATS):
-            alone.append(await _rate(serving.client, jobs=1, steps=STEPS))
-            together.append(await _rate(serving.client, jobs=16, steps=STEPS))
+            alone.append(await rate(serving.client, jobs=1, steps=STEPS))
+            together.append(await rate(serving.client, jobs=16, steps=STEPS))
             appends.append(await _append_rate(journal, f"job/{repeat}"))
     return [
         figure("durable no-op steps, 1 job", alone, "/s", 0),
@@ -32,7 +32,8 @@ async def run(data: Path) -> list[Figure]:
     ]
 
 
-async def _rate(client: Client, *, jobs: int, steps: int) -> float:
+async def rate(client: Client, *, jobs: int, steps: int) -> float:
+    """Steps a second, from submitting the first job to the end of the last."""
     began = perf_counter()
     submitted: list[Job] = []
 
