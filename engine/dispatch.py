@@ -59,8 +59,8 @@ class Dispatcher:
     def _assign(self) -> list[Assignment]:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
         assigned = []
-        later = []
-        while self._ready and any(seat.has_room for seat in self._fleet.seats.values()):
+        later: list[tuple[int, int, JobActor]] = []
+        while self._ready and (not later or any(seat.has_room for seat in self._fleet.seats.values())):
             entry = heapq.heappop(self._ready)
             actor = entry[2]
             if not self._current(actor):
@@ -109,7 +109,7 @@ class Dispatcher:
         actor.lined_up = False
         keep = needs(actor.job, following.state)
         inline = tuple(digest for digest in keep if digest in actor.inline and digest not in actor.held)
-        actor.held = actor.held.union(inline)
+        actor.held = actor.held.intersection(keep).union(inline)  # the worker forgets what is not kept
         unit = WorkUnit(id=actor.next_unit(next(self._serials)), plan=following.plan, inline=inline, keep=keep)
         actor.out.append(Sent(unit.id, unit.plan))
         seat.outstanding[unit.id] = unit.plan

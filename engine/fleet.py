@@ -65,7 +65,8 @@ class Seat(Struct, kw_only=True):
     @property
     def queued_s(self) -> float:
         """Seconds of work that are here, as far as is known."""
-        return sum(self.step_s.get((plan.instance, plan.kind), math.inf) for plan in self.outstanding.values())
+        known = self.step_s
+        return sum([known.get((plan.instance, plan.kind), math.inf) for plan in self.outstanding.values()])
 
     def took(self, plan: WorkPlan, seconds: float) -> None:
         """A step was timed."""

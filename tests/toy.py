@@ -4,7 +4,8 @@
 
 sleep: seconds a counting step takes. fail, oom, die, kill, diverge: the counting step that raises, runs out of memory,
 ends its executor, ends its process, or gives every process its own bits. big: bytes of an extra tensor a step.
-adaptive=1: what comes next is said to depend on what a step finds. start: what the preparing step adds to the start.
+adaptive=1: what comes next is said to depend on what a step finds. start: what the preparing step adds to the start,
+of which each step then takes a little.
 
 Guidance is the weight of a counting step's noise.
 """
@@ -142,7 +143,9 @@ def _count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> 
     _misbehave(wishes, plan.step)
     seed = sampling.noise_seed(int(plan.scalars["seed"]), loop="count", step=plan.step, purpose="noise")
     noise = sampling.noise((4, 4), seed) * float(plan.scalars.get("guidance", 1.0))
-    x = (reads["x"] if "x" in reads else reads["start"]) * 0.5 + reads["start"] * 0.1 + noise
+    x = (reads["x"] if "x" in reads else reads["start"]) * 0.5 + noise
+    if "start" in wishes:
+        x = x + reads["start"] * 0.1
     if wishes.get("diverge") == plan.step:
         x = x + os.getpid()
     tensors = {"x": x}
