@@ -155,11 +155,17 @@ class Hello(Struct, frozen=True, tag="hello"):
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
-    """Sent by the link's thread, also while a step runs."""
+    """Sent by the link's thread, also while a step runs.
+
+    `sent` and `received` count the messages since the worker's last `Hello`, other than heartbeats: a wire that
+    reconnects may lose some, and then the two ends count differently. None: the worker does not count.
+    """
 
     queued: int
     resident_tensors: int
     resident_bytes: int
+    sent: int | None = None
+    received: int | None = None
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):

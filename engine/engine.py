@@ -189,7 +189,8 @@ class Engine:
             case Goodbye():
                 await self.lose(worker, message.reason, blame=not message.clean)
             case Heartbeat():
-                pass
+                if self.fleet.missed(worker, message, now):  # it is there, and will be asked to introduce itself again
+                    await self.lose(worker, "messages were lost between it and the engine", blame=False)
 
     async def lose(self, worker: str, reason: str, *, blame: bool = True) -> None:
         """A worker is gone: what was with it goes on elsewhere."""

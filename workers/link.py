@@ -24,6 +24,7 @@ from cards.wire import (
     Release,
     Released,
     Shutdown,
+    WorkerMessage,
     WorkUnit,
 )
 from workers.clock import monotonic
@@ -70,6 +71,7 @@ class Link:
         self._stopping = False
         self._broken: str | None = None
         self._refused: str | None = None
+        self._sent = self._received = 0
         self._outbox: deque[list[bytes]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -123,7 +125,9 @@ class Link:
             if done in ready:
                 frames = done.recv_multipart()
                 self._outbox.append(frames)
-                if isinstance(message := wire.decode_worker_message(frames[0]), Goodbye):
+                message = wire.decode_worker_message(frames[0])
+                self._count(message)
+                if isinstance(message, Goodbye):
                     self._flush(engine)
                     return message.reason
             if ready.get(engine, 0) & zmq.POLLIN:
@@ -135,6 +139,7 @@ class Link:
 
     def _take(self, frames: list[bytes]) -> None:
         head, *blobs = frames
+        self._received += 1
         match message := wire.decode_engine_message(head):
             case Release():
                 self._inbox.release(message)
@@ -144,6 +149,12 @@ class Link:
                 self._inbox.put(Command(message, blobs))
             case Refuse(reason=reason):
                 self._refused = reason
+
+    def _count(self, message: WorkerMessage) -> None:
+        if isinstance(message, Hello):
+            self._sent = self._received = 0
+        else:
+            self._sent += 1
 
     def _execute(self) -> None:
         """The executor's thread."""
@@ -205,7 +216,7 @@ class Link:
 
     def _beat(self) -> Heartbeat:
         held = self._executor.resident.held()
-        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes)
+        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, self._sent, self._received)
 
 
 def _leave_the_executor_behind() -> NoReturn:
