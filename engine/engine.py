@@ -299,8 +299,8 @@ class Engine:
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
             units = [sent.id for sent in actor.out]
             actor.leave()
-            if not units and actor.job.state is not State.CANCELLING:
-                continue  # it was between two steps: its next one goes elsewhere
+            if actor.job.terminal or (not units and actor.job.state is not State.CANCELLING):
+                continue  # it has ended, or was between two steps: its next one goes elsewhere
             blamed = running in units
             limit = self.settings.max_deaths
             node = self._node(actor.job)

@@ -1,15 +1,17 @@
 """Workers that die, freeze, lie or change: jobs go on elsewhere, and late words decide nothing."""
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 from msgspec.structs import replace
 
-from cards.wire import Released, StepResult, TensorRef, UnitId
+from cards.wire import EngineMessage, Released, StepResult, TensorRef, UnitId, WorkUnit
 from engine.cancel import Outcome
 from engine.events import JobRecovered, NumericsChanged, WorkerLost
 from engine.job import State
 from tests import toy
-from tests.sim import SimClock, World, assert_unharmed, digests, request
+from tests.sim import QueuedJournal, SimClock, SimWorker, World, assert_unharmed, digests, request
 
 
 async def test_a_worker_that_freezes_past_its_lease_changes_nothing_when_it_thaws() -> None:
@@ -123,6 +125,31 @@ async def test_only_the_job_that_ran_is_blamed_for_a_death() -> None:
         assert job.state is State.COMPLETED
         assert True not in blamed
         assert (await running.client.job(poison.id)).state is State.FAILED
+
+
+class Deaf(SimWorker):
+    """Units of the third step and later never come to it."""
+
+    def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
+        if not (isinstance(message, WorkUnit) and message.plan.step >= 2):
+            super().deliver(message, frames)
+
+
+async def test_a_worker_is_lost_while_the_failure_of_its_job_is_on_its_way_to_disk() -> None:
+    """The unit that was sent ahead is still with the worker then."""
+    world = World()
+    slow = QueuedJournal(world.journal)
+    async with world.engine(journal=slow) as running:
+        worker = running.workers[0]
+        worker.__class__ = Deaf
+        job = await running.client.submit(request("a count fail=1"))
+        await running.until(lambda: bool(worker.ran))
+        slow.held = True
+        await running.until(lambda: running.engine.ledger.actors[job.id].job.terminal)
+        await running.engine.lose(worker.name, "was killed by signal 9")
+        slow.release()
+
+        assert (await running.ended(job.id)).state is State.FAILED
 
 
 async def test_a_job_goes_on_at_its_checkpoint_after_its_engine_is_gone() -> None:
