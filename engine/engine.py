@@ -226,6 +226,10 @@ class Engine:
             log.warning("refused worker %s: it has another blob folder", hello.worker)
             await self._link.send(hello.worker, Refuse(WRONG_BLOBS))
             return
+        if self._twice(hello):
+            await self.lose(hello.worker, "it introduced itself twice", blame=False)
+            await self._introduce(hello.worker, now)
+            return
         before = self.fleet.join(hello, now)
         self._joined.add((hello.host, hello.pid))
         self._introduced_at.pop(hello.worker, None)
@@ -236,6 +240,11 @@ class Engine:
         if before is not None:
             self._lost(before, "the worker started again", blame=False)
         await self._dispatch()
+
+    def _twice(self, hello: Hello) -> bool:
+        """Whether a worker says hello that has been sent something since it did: it would keep what comes of that."""
+        seat = self.fleet.seats.get(hello.worker)
+        return seat is not None and seat.sent > 0 and (seat.hello.host, seat.hello.pid) == (hello.host, hello.pid)
 
     async def _introduce(self, worker: str, now: float) -> None:
         if now - self._introduced_at.get(worker, -self.settings.silent_s) >= self.settings.silent_s:

@@ -127,6 +127,21 @@ async def test_only_the_job_that_ran_is_blamed_for_a_death() -> None:
         assert (await running.client.job(poison.id)).state is State.FAILED
 
 
+async def test_a_worker_that_introduces_itself_twice_keeps_nothing_of_what_it_was_sent_in_between() -> None:
+    async with World().engine(workers=2) as running:
+        first, second = running.workers
+        second.gate = anyio.Event()
+        short, long = [(await running.client.submit(request(seed=n, steps=2 + 4 * n))).id for n in range(2)]
+        await running.until(lambda: any(unit.id.job == long for unit in second.ran))
+        await running.ended(short)
+        running.link.tell(second.name, second.hello(), ())
+        await running.until(lambda: any(unit.id.job == long for unit in first.ran))
+        second.gate.set()
+
+        assert (await running.ended(long)).state is State.COMPLETED
+        await assert_unharmed(running)
+
+
 class Deaf(SimWorker):
     """Units of the third step and later never come to it."""
 
