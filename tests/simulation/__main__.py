@@ -1,7 +1,6 @@
 """Run seeds: one with its trace, or many with a line of progress."""
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import sys
@@ -22,7 +21,8 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.seed is not None:
         report = simulate(asked.seed, engines=asked.engines, show=print if asked.trace else None)
-        print(*report.problems, report, sep="\n")
+        print(*report.problems, sep="\n")
+        print(f"seed {report.seed}: {report.events} events, {report.seconds:.0f} s, digest {report.digest}")
         return bool(report.problems)
     return many(range(asked.first, asked.first + asked.seeds), asked.engines, asked.cores)
 
@@ -36,7 +36,7 @@ def many(seeds: range, engines: int, cores: int) -> int:
             events += report.events
             failed += bool(report.problems)
             if report.problems:
-                complain(report, engines)
+                complain(report)
             if done % 50 == 0 or done == len(seeds):
                 rate = done / (time.monotonic() - began)
                 print(f"\r{done}/{len(seeds)} seeds, {failed} failed, {events} events, {rate:.0f} seeds/s", end="")
@@ -45,14 +45,8 @@ def many(seeds: range, engines: int, cores: int) -> int:
     return bool(failed)
 
 
-def complain(report: Report, engines: int) -> None:
-    print(f"\nseed {report.seed} failed:", *itertools.islice(report.problems, 5), sep="\n    ")
-    print(f"    {again(report.seed, engines)}")
-
-
-def again(seed: int, engines: int) -> str:
-    """The command that repeats a seed."""
-    return f"python -m tests.simulation --seed {seed} --engines {engines} --trace"
+def complain(report: Report) -> None:
+    print(f"\nseed {report.seed} failed:", *report.problems[:5], report.again, sep="\n    ")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Process:
             settings=world.settings(name),
             kill=host.kill_worker,
         )
-        self.client = Client(
+        self.client: Client = world.parts.client(
             self.engine,
             self.journal,
             world.blobs,

@@ -23,6 +23,7 @@ class Oracle:
     def __init__(self, disk: Disk, trace: Trace) -> None:
         self.problems: list[str] = []
         self.events = 0
+        self.kinds: set[str] = set()
         self._disk = disk
         self._trace = trace
         self._of_key: dict[str, str] = {}
@@ -95,8 +96,9 @@ class Oracle:
             await self._check_stream(name, held_up)
         for problem in (await check.check(self._disk.inner)).problems:
             self.wrong(problem)
-        positions = [event.position for event in await self._disk.inner.read_all(limit=ALL)]
-        self.events = len(positions)
+        log = await self._disk.inner.read_all(limit=ALL)
+        positions = [event.position for event in log]
+        self.events, self.kinds = len(log), {event.type for event in log}
         if positions != sorted(set(positions)):
             self.wrong("positions of the log are not in order, or used twice")
 

@@ -41,18 +41,26 @@ class Parts(Struct, frozen=True):
 
     journal: Callable[[Disk, str], SimJournal] = SimJournal
     engine: Callable[..., Engine] = Engine
+    client: Callable[..., Client] = Client
     store: Callable[[], Journal] = MemoryJournal
 
 
 class Report(Struct, frozen=True):
-    """What came of a seed. `digest` is of all that happened."""
+    """What came of a seed. `digest` is of all that happened, `kinds` are the events that jobs had."""
 
     seed: int
+    engines: int
     problems: tuple[str, ...]
     digest: str
     turns: int
     seconds: float
     events: int
+    kinds: frozenset[str]
+
+    @property
+    def again(self) -> str:
+        """The command that repeats it."""
+        return f"python -m tests.simulation --seed {self.seed} --engines {self.engines} --trace"
 
 
 class World:
@@ -218,11 +226,13 @@ def simulate(
             world.oracle.wrong("".join(traceback.format_exception(error, limit=-3)))
         report = Report(
             seed=seed,
+            engines=engines,
             problems=tuple(world.oracle.problems),
             digest=world.trace.digest(),
             turns=loop.turns,
             seconds=loop.time(),
             events=world.oracle.events,
+            kinds=frozenset(world.oracle.kinds),
         )
         _end_all(loop)
     return report
