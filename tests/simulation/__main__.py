@@ -22,7 +22,7 @@ def main() -> int:
     if asked.seed is not None:
         report = simulate(asked.seed, engines=asked.engines, show=print if asked.trace else None)
         print(*report.problems, sep="\n")
-        print(f"seed {report.seed}: {report.events} events, {report.seconds:.0f} s, digest {report.digest}")
+        print(f"seed {report.seed}: {report.events} events, at rest after {report.rest_s:.1f} s, {report.digest}")
         return bool(report.problems)
     return many(range(asked.first, asked.first + asked.seeds), asked.engines, asked.cores)
 

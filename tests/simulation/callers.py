@@ -151,11 +151,21 @@ class Caller:
 
         while True:
             try:
-                if (await self._world.call(ask)).terminal:
-                    return
+                if (job := await self._world.call(ask)).terminal:
+                    return await self._fetch(job)
             except AGAIN:
                 pass
             await asyncio.sleep(self._chance.uniform(0.05, 3))
+
+    async def _fetch(self, job: Job) -> None:
+        """Every artifact of a job that has ended is there."""
+
+        async def ask(client: Client) -> None:
+            for name in job.artifacts:
+                ref, data = await client.artifact(job.id, name)
+                self._oracle.fetched(job.id, ref, data)
+
+        await self._world.call(ask)
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._chance.uniform(0.05, 1))

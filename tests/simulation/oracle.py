@@ -3,12 +3,14 @@
 from collections.abc import Awaitable, Callable, Sequence
 
 from cards.request import GenerationRequest
+from cards.wire import ArtifactRef
 from engine import check
 from engine import events as facts
 from engine.cancel import Outcome
 from engine.client import Told
 from engine.events import CancelRequested, JobCancelled, JobEvent, JobSubmitted, StepCompleted
 from engine.job import Job, State, fold
+from store.blobs import digest_of
 from store.journal import Event
 from tests.simulation import reference
 from tests.simulation.disk import Disk
@@ -76,6 +78,10 @@ class Oracle:
         }
         if not proof[outcome]():
             self.wrong(f"the cancel of {job_id} was answered {outcome}, which is not in the log")
+
+    def fetched(self, job_id: str, ref: ArtifactRef, data: bytes) -> None:
+        if digest_of(data) != ref.digest:
+            self.wrong(f"the bytes of artifact {ref.name} of {job_id} are others")
 
     async def _states(self, job_id: str) -> list[Job]:
         """All that the job has been so far, durably."""
