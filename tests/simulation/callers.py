@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from cards.request import GenerationRequest
 from engine.client import Client, Told
-from engine.errors import Draining, StoreTrouble
+from engine.errors import ArtifactNotFound, Draining, StoreTrouble
 from engine.job import Job
 from tests.simulation.host import ConnectionLost
 
@@ -165,7 +165,12 @@ class Caller:
                 ref, data = await client.artifact(job.id, name)
                 self._oracle.fetched(job.id, ref, data)
 
-        await self._world.call(ask)
+        try:
+            await self._world.call(ask)
+        except ArtifactNotFound as error:
+            if len(self._world.hosts) == 1:
+                raise
+            raise ConnectionLost from error  # another engine has ended the job, and this one has yet to learn of it
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._chance.uniform(0.05, 1))

@@ -13,4 +13,9 @@ class Kept(Struct, frozen=True):
     found: str
 
 
-KEPT: tuple[Kept, ...] = ()
+KEPT = (
+    Kept(346, 1, "a turn behind a claim that was refused fitted behind the winner's, into a job that was cancelled"),
+    Kept(379, 1, "the same, with a slow disk"),
+    Kept(35, 1, "an answer was lost in a reconnect, and its unit stayed with the worker for ever"),
+    Kept(74, 1, "a unit was lost in a reconnect, and its job waited for ever"),
+)
