@@ -4,6 +4,7 @@ Four duties run for as long as it does: listen to workers, tell what has become 
 watch for workers that fell silent. Each is a public method; `run` only repeats them.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -95,7 +96,9 @@ class Engine:
         self._kill = kill
         self._joined: set[tuple[str, int]] = set()
         self._reconciling = anyio.Lock()
-        self._introduced_at: dict[str, float] = {}
+        self._introductions = itertools.count(int(clock.now() * 1000))  # another life of an engine has other numbers
+        self._introduced: dict[str, tuple[int, float]] = {}
+        """The last introduction that each stranger was asked for, and when."""
         self._work = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -226,13 +229,11 @@ class Engine:
             log.warning("refused worker %s: it has another blob folder", hello.worker)
             await self._link.send(hello.worker, Refuse(WRONG_BLOBS))
             return
-        if self._twice(hello):
-            await self.lose(hello.worker, "it introduced itself twice", blame=False)
-            await self._introduce(hello.worker, now)
+        if self._outdated(hello):
             return
         before = self.fleet.join(hello, now)
         self._joined.add((hello.host, hello.pid))
-        self._introduced_at.pop(hello.worker, None)
+        self._introduced.pop(hello.worker, None)
         strange = [model.name for model in hello.models if self.identities.get(model.name) != model]
         if strange:
             log.warning("worker %s has another card or other weights for: %s", hello.worker, ", ".join(strange))
@@ -241,15 +242,18 @@ class Engine:
             self._lost(before, "the worker started again", blame=False)
         await self._dispatch()
 
-    def _twice(self, hello: Hello) -> bool:
-        """Whether a worker says hello that has been sent something since it did: it would keep what comes of that."""
+    def _outdated(self, hello: Hello) -> bool:
+        """Whether a worker has said this before, or will say another hello: it drops all that it is sent until then."""
         seat = self.fleet.seats.get(hello.worker)
-        return seat is not None and seat.sent > 0 and (seat.hello.host, seat.hello.pid) == (hello.host, hello.pid)
+        number, _ = self._introduced.get(hello.worker, (None, 0.0))
+        return (seat is not None and seat.hello == hello) or hello.answers not in (0, number)
 
     async def _introduce(self, worker: str, now: float) -> None:
-        if now - self._introduced_at.get(worker, -self.settings.silent_s) >= self.settings.silent_s:
-            self._introduced_at[worker] = now
-            await self._link.send(worker, Introduce())
+        number, at = self._introduced.get(worker, (0, -self.settings.silent_s))
+        if now - at >= self.settings.silent_s:
+            number = next(self._introductions)
+            self._introduced[worker] = (number, now)
+            await self._link.send(worker, Introduce(number))
 
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:
         self.moved_at = self._clock.monotonic()

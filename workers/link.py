@@ -183,10 +183,10 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
                 return [wire.encode(Released(job, epoch, command.dropped))]
-            case Introduce():
+            case Introduce(number=number):
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
-                return [wire.encode(self._hello())]
+                return [wire.encode(self._hello(number))]
             case Shutdown() | Refuse():
                 return None
 
@@ -199,7 +199,7 @@ class Link:
                 return
             self._outbox.popleft()
 
-    def _hello(self) -> Hello:
+    def _hello(self, answers: int = 0) -> Hello:
         me = self._identity
         return Hello(
             worker=me.worker,
@@ -212,6 +212,7 @@ class Link:
             models=me.models,
             fingerprint=me.fingerprint,
             blobs=me.blobs,
+            answers=answers,
         )
 
     def _beat(self) -> Heartbeat:

@@ -6,10 +6,11 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from cards.wire import EngineMessage, Released, StepResult, TensorRef, UnitId, WorkUnit
+from cards.wire import EngineMessage, Heartbeat, Released, StepResult, TensorRef, UnitId, WorkUnit
 from engine.cancel import Outcome
 from engine.events import JobRecovered, NumericsChanged, WorkerLost
 from engine.job import State
+from engine.link import Arrived
 from tests import toy
 from tests.sim import QueuedJournal, SimClock, SimWorker, World, assert_unharmed, digests, request
 
@@ -127,19 +128,37 @@ async def test_only_the_job_that_ran_is_blamed_for_a_death() -> None:
         assert (await running.client.job(poison.id)).state is State.FAILED
 
 
-async def test_a_worker_that_introduces_itself_twice_keeps_nothing_of_what_it_was_sent_in_between() -> None:
-    async with World().engine(workers=2) as running:
-        first, second = running.workers
-        second.gate = anyio.Event()
-        short, long = [(await running.client.submit(request(seed=n, steps=2 + 4 * n))).id for n in range(2)]
-        await running.until(lambda: any(unit.id.job == long for unit in second.ran))
-        await running.ended(short)
-        running.link.tell(second.name, second.hello(), ())
-        await running.until(lambda: any(unit.id.job == long for unit in first.ran))
-        second.gate.set()
+async def test_a_hello_that_comes_twice_changes_nothing() -> None:
+    async with World().engine() as running:
+        worker = running.workers[0]
+        worker.gate = anyio.Event()
+        job = await running.client.submit(request())
+        await running.until(lambda: bool(worker.ran))
+        running.link.tell(worker.name, worker.hello(), ())
+        await running.until(running.link.inbox.empty)
+        worker.gate.set()
 
-        assert (await running.ended(long)).state is State.COMPLETED
-        await assert_unharmed(running)
+        assert (await running.ended(job.id)).state is State.COMPLETED
+        assert "worker_lost" not in [told.type for told in await running.client.events(job.id)]
+
+
+async def test_a_stranger_joins_with_its_answer_to_the_last_introduction() -> None:
+    """It drops what it holds for each, so what it were sent after an older answer would be lost."""
+    clock = SimClock()
+    async with World(clock=clock).engine(workers=0) as running:
+        stranger = running.world.worker()
+        running.link.workers[stranger.name] = stranger
+        asked = []
+        stranger.deliver = lambda message, frames: asked.append(message)  # type: ignore[method-assign]
+        for _ in range(2):
+            await running.engine.handle(Arrived(stranger.name, Heartbeat(0, 0, 0)))
+            clock.advance(10)
+        first, last = [message.number for message in asked]
+
+        await running.engine.handle(Arrived(stranger.name, replace(stranger.hello(), answers=first)))
+        assert not running.engine.fleet.seats
+        await running.engine.handle(Arrived(stranger.name, replace(stranger.hello(), answers=last)))
+        assert running.engine.fleet.seats
 
 
 class Deaf(SimWorker):

@@ -179,9 +179,9 @@ class SimWorker:
             case Release(job=job, epoch=epoch):
                 self.executor.resident.release(job)
                 self._tell(Released(job, epoch, command.dropped))
-            case Introduce():
+            case Introduce(number=number):
                 self.executor.resident.clear()
-                self._tell(self._hello())
+                self._tell(self._hello(number))
             case Shutdown():
                 await self._leave("told to stop", clean=True)
 
@@ -210,7 +210,7 @@ class SimWorker:
                 await anyio.sleep(0.05)
         self.end("exited with 0" if clean else "exited with 1")
 
-    def _hello(self) -> Hello:
+    def _hello(self, answers: int = 0) -> Hello:
         return Hello(
             worker=self.name,
             pool="default",
@@ -222,6 +222,7 @@ class SimWorker:
             models=tuple(registry.identity(family) for family in self._build.families),
             fingerprint=self._fingerprint,
             blobs=self._build.blobs.name,
+            answers=answers,
         )
 
     def _beat(self) -> Heartbeat:
