@@ -60,12 +60,10 @@ async def reconnect(world: "World", chance: Random) -> None:
 
 async def storm(world: "World", chance: Random) -> None:
     """Messages are slow, and may find no way."""
-    usual = world.weather.delay_s
-    world.weather.delay_s = chance.choice([0.01, 0.3, 1.0])
+    world.weather.slow_s = chance.choice([0.01, 0.3, 1.0])
     world.weather.unroutable = chance.choice([0.0, 0.05])
     await asyncio.sleep(chance.uniform(1, 8))
-    world.weather.delay_s = usual
-    world.weather.unroutable = 0.0
+    world.weather.slow_s = world.weather.unroutable = 0.0
 
 
 async def echo(world: "World", chance: Random) -> None:

@@ -23,12 +23,17 @@ Letter = tuple[bytes, tuple[bytes, ...]]
 class Weather(Struct):
     """What wires do to messages: seconds that they take, and the chance that one comes twice or cannot be sent."""
 
-    delay_s: float = 0.002
+    usual_s: float = 0.002
+    slow_s: float = 0.0
     twice: float = 0.0
     unroutable: float = 0.0
 
     def heal(self) -> None:
-        self.twice = self.unroutable = 0.0
+        self.slow_s = self.twice = self.unroutable = 0.0
+
+    @property
+    def delay_s(self) -> float:
+        return self.slow_s or self.usual_s
 
 
 class Pipe:

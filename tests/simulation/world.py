@@ -78,7 +78,7 @@ class World:
         self.parts = parts
         self.trace = Trace(loop, show)
         chance = self.chance("world")
-        self.weather = Weather(delay_s=chance.choice([0.0002, 0.002, 0.03]))
+        self.weather = Weather(usual_s=chance.choice([0.0002, 0.002, 0.03]))
         self.disk = Disk(self.chance("disk"), self.trace, parts.store())
         self.blobs = SimBlobs()
         self.oracle = Oracle(self.disk, self.trace)
