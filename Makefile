@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= a red circle moving right on a black background
 FAST := -m "not slow"
-SEEDS ?= 1
+FIRST ?= 0
+ENGINES ?= 1
 
-.PHONY: demo test crash check fix bench bench-store bench-quality clean
+.PHONY: demo test crash simulate check fix bench bench-store bench-quality clean
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
@@ -33,8 +34,13 @@ bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness
 bench-store: .venv/installed .venv-peers/installed  ## the store and the engine beside DBOS and eventsourcing, and which goals are met
 	$(BIN)/python -m ops.bench.store
 
+bench-quality: SEEDS ?= 1
 bench-quality: .venv/installed  ## the judge over all prompts, SEEDS clips of each (20 minutes a seed on one core)
 	$(BIN)/python -m training.shapes.evaluate --seeds $(SEEDS)
+
+simulate: SEEDS ?= 10000
+simulate: .venv/installed  ## SEEDS worlds in which everything goes wrong, from FIRST on, with ENGINES on the one store
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) --engines $(ENGINES)
 
 clean:
 	rm -rf .venv .venv-peers build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -114,7 +114,12 @@ class Release(Struct, frozen=True, tag="release"):
 
 
 class Introduce(Struct, frozen=True, tag="introduce"):
-    """The engine does not know you (it restarted, or gave you up): drop all you hold and say `Hello` again."""
+    """The engine does not know you (it restarted, or gave you up): drop all you hold and say `Hello` again.
+
+    `number` tells introductions apart: the `Hello` repeats it.
+    """
+
+    number: int = 0
 
 
 class Shutdown(Struct, frozen=True, tag="shutdown"):
@@ -139,7 +144,10 @@ class ModelIdentity(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """A worker that can take work. `credits` bounds the units with it at once, `memory_bytes` their peaks together."""
+    """A worker that can take work. `credits` bounds the units with it at once, `memory_bytes` their peaks together.
+
+    `answers` is the number of the `Introduce` that asked for it; 0 for a process that has just started.
+    """
 
     worker: str
     pool: str
@@ -152,14 +160,21 @@ class Hello(Struct, frozen=True, tag="hello"):
     fingerprint: str
     blobs: str = ""
     """Names the blob store it reads and writes, which must be the engine's."""
+    answers: int = 0
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
-    """Sent by the link's thread, also while a step runs."""
+    """Sent by the link's thread, also while a step runs.
+
+    `sent` and `received` count the messages since the worker's last `Hello`, other than heartbeats: a wire that
+    reconnects may lose some, and then the two ends count differently. None: the worker does not count.
+    """
 
     queued: int
     resident_tensors: int
     resident_bytes: int
+    sent: int | None = None
+    received: int | None = None
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):

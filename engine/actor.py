@@ -33,13 +33,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Saved).decode
 
 
-class Pending(Struct, frozen=True):
-    """An append on its way to disk. `told` is done once it is durable and subscribers have been woken."""
+class Pending(Struct):
+    """A turn on its way to disk. `told` is done once it is durable and subscribers have been woken.
+
+    `durable` is None while the append waits for the actor's claim: until that is durable, the epoch may be another's.
+    """
 
     actor: "JobActor"
+    append: Append
     after: Job
-    durable: Awaitable[Appended]
     told: "asyncio.Future[Job]"
+    durable: Awaitable[Appended] | None = None
 
 
 class Sent(Struct, frozen=True):
@@ -70,6 +74,8 @@ class JobActor:
         self.inline: dict[str, bytes] = {}
         """The bytes of the state's small blobs, for a worker that lacks them."""
         self.undurable = 0
+        self._behind: list[Pending] | None = None
+        """What waits for the claim that is on its way to disk, if one is."""
         self.told: asyncio.Future[Job]
         """Done once all that has been decided so far may be seen."""
         self.waits = False
@@ -116,7 +122,21 @@ class JobActor:
         self.undurable += 1
         self.told = asyncio.get_running_loop().create_future()
         self.told.add_done_callback(_seen)  # not everyone who writes waits to be told
-        return Pending(self, self.job, self._journal.append(append), self.told)
+        return self._queue(Pending(self, append, self.job, self.told))
+
+    def claimed(self) -> None:
+        """The claim is durable: nobody else writes under this epoch."""
+        behind, self._behind = self._behind or [], None
+        for pending in behind:
+            self._queue(pending)
+
+    def _queue(self, pending: Pending) -> Pending:
+        if self._behind is not None:
+            self._behind.append(pending)
+        else:
+            pending.durable = self._journal.append(pending.append)
+            self._behind = [] if pending.append.claim else None
+        return pending
 
     def _let_go(self) -> None:
         """Of what the job's state has no use for."""

@@ -2,9 +2,10 @@
 
 import heapq
 import itertools
+from collections.abc import Sequence
 
 from cards.registry import Registry
-from cards.wire import Release, WorkPlan, WorkUnit
+from cards.wire import EngineMessage, Release, WorkPlan, WorkUnit
 from engine import driver
 from engine.actor import JobActor, Sent, needs
 from engine.driver import Ahead
@@ -54,7 +55,7 @@ class Dispatcher:
     async def release(self, actor: JobActor) -> None:
         """Have the job's worker forget it. The worker answers `Released`."""
         if actor.home is not None:
-            await self._link.send(actor.home, Release(actor.job.id, actor.epoch))
+            await self._tell(actor.home, Release(actor.job.id, actor.epoch))
 
     def _assign(self) -> list[Assignment]:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
@@ -118,6 +119,11 @@ class Dispatcher:
     async def _send(self, actor: JobActor, seat: Seat, unit: WorkUnit) -> bool:
         """Whether the worker could be reached."""
         if actor.left is not None:
-            await self._link.send(actor.left, Release(actor.job.id, actor.epoch))
+            await self._tell(actor.left, Release(actor.job.id, actor.epoch))
             actor.left = None
-        return await self._link.send(seat.worker, unit, [actor.inline[digest] for digest in unit.inline])
+        return await self._tell(seat.worker, unit, [actor.inline[digest] for digest in unit.inline])
+
+    async def _tell(self, worker: str, message: EngineMessage, frames: Sequence[bytes] = ()) -> bool:
+        """Whether the worker could be reached. What could not be sent counts as lost on the way."""
+        self._fleet.sending(worker)
+        return await self._link.send(worker, message, frames)

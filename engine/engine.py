@@ -4,8 +4,10 @@ Four duties run for as long as it does: listen to workers, tell what has become 
 watch for workers that fell silent. Each is a public method; `run` only repeats them.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 
 import anyio
 from msgspec import Struct
@@ -128,7 +130,9 @@ class Engine:
         self._lapses: list[JobActor] = []
         self._joined: set[tuple[str, int]] = set()
         self._reconciling = anyio.Lock()
-        self._introduced_at: dict[str, float] = {}
+        self._introductions = itertools.count(int(clock.now() * 1000))  # another life of an engine has other numbers
+        self._introduced: dict[str, tuple[int, float]] = {}
+        """The last introduction that each stranger was asked for, and when."""
         self._work = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -198,11 +202,12 @@ class Engine:
 
     async def _follow(self) -> None:
         """Wake those who wait for what other engines write, and take what they leave."""
-        async for news in self._journal.news():
-            for each in news:
-                self.hub.wake(each.stream.removeprefix("job/"))
-            if any(each.type in FREES for each in news):
-                self.look_for_work()
+        async with aclosing(self._journal.news()) as pages:
+            async for news in pages:
+                for each in news:
+                    self.hub.wake(each.stream.removeprefix("job/"))
+                if any(each.type in FREES for each in news):
+                    self.look_for_work()
 
     async def peers(self) -> list[str]:
         """The engines that work on this store now, this one among them."""
@@ -250,7 +255,8 @@ class Engine:
             case Goodbye():
                 await self.lose(worker, message.reason, blame=not message.clean)
             case Heartbeat():
-                pass
+                if self.fleet.missed(worker, message, now):  # it is there, and will be asked to introduce itself again
+                    await self.lose(worker, "messages were lost between it and the engine", blame=False)
 
     async def lose(self, worker: str, reason: str, *, blame: bool = True) -> None:
         """A worker is gone: what was with it goes on elsewhere."""
@@ -293,9 +299,11 @@ class Engine:
             log.warning("refused worker %s: it has another blob folder", hello.worker)
             await self._link.send(hello.worker, Refuse(WRONG_BLOBS))
             return
+        if self._outdated(hello):
+            return
         before = self.fleet.join(hello, now)
         self._joined.add((hello.host, hello.pid))
-        self._introduced_at.pop(hello.worker, None)
+        self._introduced.pop(hello.worker, None)
         strange = [model.name for model in hello.models if self.identities.get(model.name) != model]
         if strange:
             log.warning("worker %s has another card or other weights for: %s", hello.worker, ", ".join(strange))
@@ -304,10 +312,18 @@ class Engine:
             self._lost(before, "the worker started again", blame=False)
         await self._dispatch()
 
+    def _outdated(self, hello: Hello) -> bool:
+        """Whether a worker has said this before, or will say another hello: it drops all that it is sent until then."""
+        seat = self.fleet.seats.get(hello.worker)
+        number, _ = self._introduced.get(hello.worker, (None, 0.0))
+        return (seat is not None and seat.hello == hello) or hello.answers not in (0, number)
+
     async def _introduce(self, worker: str, now: float) -> None:
-        if now - self._introduced_at.get(worker, -self.settings.silent_s) >= self.settings.silent_s:
-            self._introduced_at[worker] = now
-            await self._link.send(worker, Introduce())
+        number, at = self._introduced.get(worker, (0, -self.settings.silent_s))
+        if now - at >= self.settings.silent_s:
+            number = next(self._introductions)
+            self._introduced[worker] = (number, now)
+            await self._link.send(worker, Introduce(number))
 
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:
         self.moved_at = self._clock.monotonic()
@@ -366,8 +382,8 @@ class Engine:
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
             units = [sent.id for sent in actor.out]
             actor.leave()
-            if not units and actor.job.state is not State.CANCELLING:
-                continue  # it was between two steps: its next one goes elsewhere
+            if actor.job.terminal or (not units and actor.job.state is not State.CANCELLING):
+                continue  # it has ended, or was between two steps: its next one goes elsewhere
             blamed = running in units
             limit = self.settings.max_deaths
             node = self._node(actor.job)

@@ -21,12 +21,18 @@ QUEUE_S = 0.02
 class Seat(Struct, kw_only=True):
     """One worker. `outstanding` is in the order of sending, which is the order of execution.
 
+    `sent` and `received` count the messages since it joined, other than heartbeats; `mark` is what `sent` was at some
+    time and the worker has not yet said to have received.
+
     `step_s` is how long its steps take, by instance and kind: a running mean of what it said of them.
     """
 
     hello: Hello
     heard_at: float
     beat: Heartbeat | None = None
+    sent: int = 0
+    received: int = 0
+    mark: tuple[int, float] = (0, 0.0)
     outstanding: dict[UnitId, WorkPlan] = field(default_factory=dict)
     step_s: dict[tuple[str, str], float] = field(default_factory=dict)
     draining: bool = False
@@ -84,7 +90,7 @@ class Fleet:
     def join(self, hello: Hello, now: float) -> Seat | None:
         """Take a worker in. Returns the seat it had before, if it had one: what was with it then is lost."""
         before = self.seats.pop(hello.worker, None)
-        self.seats[hello.worker] = Seat(hello=hello, heard_at=now)
+        self.seats[hello.worker] = Seat(hello=hello, heard_at=now, mark=(0, now))
         return before
 
     def heard(self, worker: str, now: float, beat: Heartbeat | None = None) -> bool:
@@ -94,7 +100,22 @@ class Fleet:
             return False
         seat.heard_at = now
         seat.beat = beat or seat.beat
+        seat.received += beat is None
         return True
+
+    def sending(self, worker: str) -> None:
+        """A message leaves for a worker."""
+        if seat := self.seats.get(worker):
+            seat.sent += 1
+
+    def missed(self, worker: str, beat: Heartbeat, now: float) -> bool:
+        """Whether a message from this worker never came, or one to it has not come in all of `silent_s`."""
+        seat = self.seats[worker]
+        if beat.sent is None or beat.received is None:
+            return False
+        if beat.received >= seat.mark[0]:
+            seat.mark = (seat.sent, now)
+        return beat.sent > seat.received or now - seat.mark[1] > self.silent_s
 
     def leave(self, worker: str) -> Seat | None:
         return self.seats.pop(worker, None)

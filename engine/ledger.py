@@ -88,7 +88,7 @@ class Ledger:
         while True:
             pending = await self._pending.get()
             try:
-                await pending.durable
+                await _durable(pending)
             except StoreError as error:
                 await self._drop(pending, error)
             else:
@@ -112,6 +112,8 @@ class Ledger:
         self.trouble = None
         actor.durable = pending.after
         actor.undurable -= 1
+        if pending.append.claim:
+            actor.claimed()
         if not pending.told.done():  # its caller may have been cancelled; the append stands
             pending.told.set_result(pending.after)
         self._hub.wake(actor.job.id)
@@ -137,3 +139,11 @@ class Ledger:
             del self.actors[actor.job.id]
             self._hub.wake(actor.job.id)
             await self._on_dropped(actor)
+
+
+async def _durable(pending: Pending) -> None:
+    """Raises StoreError."""
+    append = pending.append
+    if pending.durable is None:  # it follows a claim, and that was told before or failed
+        raise StreamConflict(append.stream, append.expected, append.epoch)
+    await pending.durable

@@ -3,7 +3,7 @@
 A journal keeps bytes. It knows the order of events and who may write, and nothing of what they mean.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -229,7 +229,7 @@ class Journal(Protocol):
         """Drop the read model and write these rows instead, in one transaction."""
         ...
 
-    def news(self) -> AsyncIterator[Sequence[News]]:
+    def news(self) -> AsyncGenerator[Sequence[News], None]:
         """What is appended from now on, where other processes append too; for ever. One's own may be among it."""
         ...
 

@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import islice
 
 from store.admission import Admission, Admitted, Head
@@ -82,7 +82,7 @@ class MemoryJournal:
     async def replace_rows(self, rows: Sequence[JobRow]) -> None:
         self._rows = {row.id: row for row in rows}
 
-    async def news(self) -> AsyncIterator[Sequence[News]]:
+    async def news(self) -> AsyncGenerator[Sequence[News], None]:
         seen = self._position
         written = asyncio.Event()
         self._listeners.add(written)

@@ -1,6 +1,6 @@
 """The journal in SQLite and PostgreSQL: appends go through the writer, reads beside it."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from functools import partial
 
 import anyio
@@ -95,7 +95,7 @@ class SqlJournal:
     def shared(self) -> bool:
         return not self._database.exclusive
 
-    async def news(self) -> AsyncIterator[Sequence[News]]:
+    async def news(self) -> AsyncGenerator[Sequence[News], None]:
         if self._bell is None:
             await anyio.sleep_forever()
             return

@@ -18,7 +18,9 @@ class Dealer:
         self._socket = socket
         self._take = take
         self._turn = threading.Lock()
-        self._outbox: deque[list[bytes]] = deque()
+        self._outbox: deque[tuple[list[bytes], bool, bool]] = deque()
+        self.sent = self.received = 0
+        """Messages that were counted, since the last time that counting began anew."""
 
     def fileno(self) -> int:
         return int(self._socket.fileno())
@@ -28,9 +30,12 @@ class Dealer:
         """Whether something waits to leave."""
         return bool(self._outbox)
 
-    def send(self, frames: list[bytes]) -> None:
-        """What cannot leave now waits, for as long as it takes: the engine counts on every result."""
-        self._outbox.append(frames)
+    def send(self, frames: list[bytes], *, counts: bool = True, anew: bool = False) -> None:
+        """What cannot leave now waits, for as long as it takes: the engine counts on every result.
+
+        Counting begins `anew` behind this message.
+        """
+        self._outbox.append((frames, counts, anew))
         self.exchange()
 
     def exchange(self) -> None:
@@ -40,6 +45,7 @@ class Dealer:
                 return
             self._flush()
             while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self.received += 1
                 self._take(self._socket.recv_multipart(zmq.NOBLOCK))
 
     def close(self) -> None:
@@ -48,8 +54,12 @@ class Dealer:
 
     def _flush(self) -> None:
         while self._outbox:
+            frames, counts, anew = self._outbox[0]
             try:
-                self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK)
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._outbox.popleft()
+            self.sent += counts
+            if anew:
+                self.sent = self.received = 0

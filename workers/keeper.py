@@ -1,22 +1,24 @@
 """What steps made is stored while the next one runs; nobody hears of it before it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Queue
 
-from cards import wire
+from cards.wire import Hello, Released, WorkerMessage
 from workers.execute import Answer
 
 AT_ONCE = 2
 """Answers that may wait to be stored: with slow disks the executor waits too, or memory would fill up."""
 
-Said = Answer | list[bytes]
-"""A step's answer, or the frames of another message."""
+Said = Answer | Released | Hello
+"""A step's answer, or another message."""
 
 
 class Keeper:
     """What the executor says leaves in its order, each answer once all that it names is stored."""
 
-    def __init__(self, keep: Callable[[Answer], Answer], send: Callable[[list[bytes]], None]) -> None:
+    def __init__(
+        self, keep: Callable[[Answer], Answer], send: Callable[[WorkerMessage, Sequence[bytes]], None]
+    ) -> None:
         self._keep = keep
         self._send = send
         self._queue: Queue[Said | None] = Queue(AT_ONCE)
@@ -45,5 +47,6 @@ class Keeper:
     def _let_out(self, said: Said) -> None:
         if isinstance(said, Answer):
             kept = self._keep(said)
-            said = [wire.encode(kept.result), *kept.frames]
-        self._send(said)
+            self._send(kept.result, kept.frames)
+        else:
+            self._send(said, ())

@@ -9,6 +9,8 @@ import os
 import select
 import socket as hosts
 import threading
+from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 import zmq
@@ -25,6 +27,7 @@ from cards.wire import (
     Release,
     Released,
     Shutdown,
+    WorkerMessage,
     WorkUnit,
 )
 from workers.clock import monotonic
@@ -85,7 +88,7 @@ class Link:
         socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for an engine that is not there
         socket.connect(self._address)
         engine = Dealer(socket, self._take)
-        keeper = Keeper(self._executor.keep, engine.send)
+        keeper = Keeper(self._executor.keep, partial(_say, engine))
         threading.Thread(target=self._keep, args=(engine, keeper), name="keeper", daemon=True).start()
         thread = threading.Thread(target=self._execute, args=(engine, keeper), name="executor", daemon=True)
         thread.start()
@@ -110,7 +113,7 @@ class Link:
     def _serve(self, engine: Dealer) -> str:
         poller = select.poll()
         poller.register(engine, select.POLLIN)
-        engine.send([wire.encode(self._hello())])
+        _say(engine, self._hello())
         beat_at = monotonic()
         while True:
             poller.poll(min(LOOK_UP_MS, max(0, int((beat_at - monotonic()) * 1000))))
@@ -118,7 +121,7 @@ class Link:
             if self._ended is not None:
                 return self._ended
             if self._broken is not None:
-                engine.send([wire.encode(Goodbye(self._broken))])
+                _say(engine, Goodbye(self._broken))
                 return self._broken
             if self._refused is not None:
                 raise Refused(self._refused)
@@ -126,7 +129,7 @@ class Link:
                 self._inbox.clear(Command(Shutdown()))
             if monotonic() >= beat_at:
                 if not engine.stuck:  # a beat that cannot leave now says nothing later
-                    engine.send([wire.encode(self._beat())])
+                    _say(engine, self._beat(engine))
                 beat_at = monotonic() + self._heartbeat_s
 
     def _take(self, frames: list[bytes]) -> None:
@@ -165,7 +168,7 @@ class Link:
             raise
 
     def _leave(self, engine: Dealer, goodbye: Goodbye) -> None:
-        engine.send([wire.encode(goodbye)])
+        _say(engine, goodbye)
         self._ended = goodbye.reason
 
     def _obey(self, command: Command) -> Said | None:
@@ -179,15 +182,15 @@ class Link:
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
-                return [wire.encode(Released(job, epoch, command.dropped))]
-            case Introduce():
+                return Released(job, epoch, command.dropped)
+            case Introduce(number=number):
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
-                return [wire.encode(self._hello())]
+                return self._hello(number)
             case Shutdown() | Refuse():
                 return None
 
-    def _hello(self) -> Hello:
+    def _hello(self, answers: int = 0) -> Hello:
         me = self._identity
         return Hello(
             worker=me.worker,
@@ -200,11 +203,18 @@ class Link:
             models=me.models,
             fingerprint=me.fingerprint,
             blobs=me.blobs,
+            answers=answers,
         )
 
-    def _beat(self) -> Heartbeat:
+    def _beat(self, engine: Dealer) -> Heartbeat:
         held = self._executor.resident.held()
-        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes)
+        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received)
+
+
+def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:
+    """From a hello on, both ends count what the other has said, heartbeats aside."""
+    hello = isinstance(message, Hello)
+    engine.send([wire.encode(message), *frames], counts=not isinstance(message, Heartbeat), anew=hello)
 
 
 def _last_words(error: BaseException) -> Goodbye:

@@ -184,6 +184,39 @@ def test_a_heartbeat_is_kept_until_the_next_and_a_stranger_is_none_of_ours() -> 
     assert "stranger" not in fleet.seats
 
 
+def test_a_message_from_a_worker_that_never_came_is_missed_at_its_next_heartbeat() -> None:
+    fleet = Fleet(silent_s=5.0)
+    fleet.join(hello("a"), now=0.0)
+    fleet.heard("a", now=1.0)
+
+    assert not fleet.missed("a", Heartbeat(0, 0, 0, sent=1, received=0), now=1.0)
+    assert fleet.missed("a", Heartbeat(0, 0, 0, sent=2, received=0), now=1.0)
+
+
+def test_a_message_to_a_worker_may_be_late_and_is_missed_when_it_has_not_come_for_as_long_as_silence_may_last() -> None:
+    fleet = Fleet(silent_s=5.0)
+    fleet.join(hello("a"), now=0.0)
+
+    def missed(received: int, now: float) -> bool:
+        return fleet.missed("a", Heartbeat(0, 0, 0, sent=0, received=received), now)
+
+    fleet.sending("a")
+    assert not missed(received=0, now=1.0)
+    assert not missed(received=1, now=5.0)
+    fleet.sending("a")
+    assert not missed(received=1, now=9.0)
+    assert not missed(received=1, now=13.0)
+    assert missed(received=1, now=14.5)
+
+
+def test_a_worker_that_does_not_count_misses_nothing() -> None:
+    fleet = Fleet(silent_s=5.0)
+    fleet.join(hello("a"), now=0.0)
+    fleet.sending("a")
+
+    assert not fleet.missed("a", Heartbeat(0, 0, 0), now=100.0)
+
+
 def test_a_worker_that_joins_again_gives_up_the_seat_it_had() -> None:
     fleet = Fleet(silent_s=5.0)
     assert fleet.join(hello("a", pid=1), now=0.0) is None

@@ -1,15 +1,18 @@
 """Workers that die, freeze, lie or change: jobs go on elsewhere, and late words decide nothing."""
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 from msgspec.structs import replace
 
-from cards.wire import Released, StepResult, TensorRef, UnitId
+from cards.wire import EngineMessage, Heartbeat, Released, StepResult, TensorRef, UnitId, WorkUnit
 from engine.cancel import Outcome
 from engine.events import JobRecovered, NumericsChanged, WorkerLost
 from engine.job import State
+from engine.link import Arrived
 from tests import toy
-from tests.sim import SimClock, World, assert_unharmed, digests, request
+from tests.sim import QueuedJournal, SimClock, SimWorker, World, assert_unharmed, digests, request
 
 
 async def test_a_worker_that_freezes_past_its_lease_changes_nothing_when_it_thaws() -> None:
@@ -123,6 +126,64 @@ async def test_only_the_job_that_ran_is_blamed_for_a_death() -> None:
         assert job.state is State.COMPLETED
         assert True not in blamed
         assert (await running.client.job(poison.id)).state is State.FAILED
+
+
+async def test_a_hello_that_comes_twice_changes_nothing() -> None:
+    async with World().engine() as running:
+        worker = running.workers[0]
+        worker.gate = anyio.Event()
+        job = await running.client.submit(request())
+        await running.until(lambda: bool(worker.ran))
+        running.link.tell(worker.name, worker.hello(), ())
+        await running.until(running.link.inbox.empty)
+        worker.gate.set()
+
+        assert (await running.ended(job.id)).state is State.COMPLETED
+        assert "worker_lost" not in [told.type for told in await running.client.events(job.id)]
+
+
+async def test_a_stranger_joins_with_its_answer_to_the_last_introduction() -> None:
+    """It drops what it holds for each, so what it were sent after an older answer would be lost."""
+    clock = SimClock()
+    async with World(clock=clock).engine(workers=0) as running:
+        stranger = running.world.worker()
+        running.link.workers[stranger.name] = stranger
+        asked = []
+        stranger.deliver = lambda message, frames: asked.append(message)  # type: ignore[method-assign]
+        for _ in range(2):
+            await running.engine.handle(Arrived(stranger.name, Heartbeat(0, 0, 0)))
+            clock.advance(10)
+        first, last = [message.number for message in asked]
+
+        await running.engine.handle(Arrived(stranger.name, replace(stranger.hello(), answers=first)))
+        assert not running.engine.fleet.seats
+        await running.engine.handle(Arrived(stranger.name, replace(stranger.hello(), answers=last)))
+        assert running.engine.fleet.seats
+
+
+class Deaf(SimWorker):
+    """Units of the third step and later never come to it."""
+
+    def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
+        if not (isinstance(message, WorkUnit) and message.plan.step >= 2):
+            super().deliver(message, frames)
+
+
+async def test_a_worker_is_lost_while_the_failure_of_its_job_is_on_its_way_to_disk() -> None:
+    """The unit that was sent ahead is still with the worker then."""
+    world = World()
+    slow = QueuedJournal(world.journal)
+    async with world.engine(journal=slow) as running:
+        worker = running.workers[0]
+        worker.__class__ = Deaf
+        job = await running.client.submit(request("a count fail=1"))
+        await running.until(lambda: bool(worker.ran))
+        slow.held = True
+        await running.until(lambda: running.engine.ledger.actors[job.id].job.terminal)
+        await running.engine.lose(worker.name, "was killed by signal 9")
+        slow.release()
+
+        assert (await running.ended(job.id)).state is State.FAILED
 
 
 async def test_a_job_goes_on_at_its_checkpoint_after_its_engine_is_gone() -> None:

@@ -1,14 +1,13 @@
 """Storing behind the executor's back: what is heard, when, and in which order."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from cards import wire
 from cards.family import Made
-from cards.wire import Released, StepResult, UnitId
+from cards.wire import Released, StepResult, UnitId, WorkerMessage
 from tests.workers.units import CountingBlobs, executor, unit
 from workers.errors import BlobsUnavailable
 from workers.execute import Answer
@@ -16,7 +15,7 @@ from workers.keeper import Keeper
 
 PATIENCE_S = 30.0
 LARGE = torch.zeros(1 << 15)
-RELEASED = wire.encode(Released("j", 1, ()))
+RELEASED = Released("j", 1, ())
 
 
 class SlowBlobs(CountingBlobs):
@@ -44,9 +43,9 @@ class Heard:
         self.messages: list[object] = []
         self.stored: list[int] = []
 
-    def __call__(self, frames: list[bytes]) -> None:
+    def __call__(self, message: WorkerMessage, frames: Sequence[bytes]) -> None:
         self.stored.append(len(self._blobs.puts))
-        self.messages.append(wire.decode_worker_message(frames[0]))
+        self.messages.append(message)
 
 
 @contextmanager
@@ -96,18 +95,18 @@ def test_what_is_said_later_is_heard_later() -> None:
         keeper.say(answer(1, b"large"))
         keeper.say(answer(2))
         blobs.gate.set()
-        keeper.say([RELEASED])
+        keeper.say(RELEASED)
 
-    assert heard.messages == [answer(1).result, answer(2).result, Released("j", 1, ())]
+    assert heard.messages == [answer(1).result, answer(2).result, RELEASED]
 
 
 def test_what_needs_no_disk_leaves_at_once() -> None:
     blobs = SlowBlobs()
     with keeping(blobs) as (keeper, heard):
         keeper.say(answer(1))
-        keeper.say([RELEASED])
+        keeper.say(RELEASED)
 
-        assert heard.messages == [answer(1).result, Released("j", 1, ())]
+        assert heard.messages == [answer(1).result, RELEASED]
 
 
 def test_a_store_that_refuses_makes_the_step_fail_and_not_the_next() -> None:

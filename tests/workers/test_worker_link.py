@@ -164,7 +164,22 @@ async def test_heartbeats_pass_while_a_step_runs() -> None:
         beats = [(await engine.receive()).message for _ in range(5)]
 
     assert all(isinstance(beat, Heartbeat) for beat in beats)
-    assert beats[-1] == Heartbeat(0, 1, REFS["x"].nbytes)
+    assert beats[-1] == Heartbeat(0, 1, REFS["x"].nbytes, sent=0, received=1)
+
+
+async def test_a_heartbeat_counts_what_was_said_since_the_worker_introduced_itself() -> None:
+    async with listen() as engine, worker(engine.address) as there:
+        there.steps.gate.set()
+        await engine.receive()
+        await engine.send("w", asked("j"), FRAMES)
+        await hear(engine, StepResult)
+        before = (await hear(engine, Heartbeat)).message
+        await engine.send("w", Introduce())
+        await hear(engine, Hello)
+        after = (await hear(engine, Heartbeat)).message
+
+    assert before == Heartbeat(0, 2, before.resident_bytes, sent=1, received=1)  # type: ignore[union-attr]
+    assert after == Heartbeat(0, 0, 0, sent=0, received=0)
 
 
 async def test_a_release_overtakes_the_units_that_it_makes_pointless() -> None:

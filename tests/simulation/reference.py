@@ -1,0 +1,63 @@
+"""How a request ends when nothing goes wrong: its steps run one after the other on one executor, without an engine."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from cards.wire import UnitId, WorkUnit
+from engine import driver
+from engine.actor import needs
+from engine.events import JobAdmitted, JobSubmitted, StepCompleted
+from engine.job import fold
+from ops.blobs import WorkerBlobs
+from store.blobs import MemoryBlobs
+from tests import toy
+from workers.execute import Executor, load_models
+
+Made = tuple[str, int, Any, Any, Any]
+
+
+class Ending(Struct, frozen=True):
+    """What each step makes, in order, and the kind of failure that the request itself brings about."""
+
+    steps: list[Made]
+    failure: str | None = None
+
+
+_known: dict[tuple[str, int, int, int], Ending] = {}
+
+
+def ending(submitted: JobSubmitted) -> Ending:
+    request = submitted.request
+    key = (request.prompt, request.steps, request.seed, request.preview_every)
+    if key not in _known:
+        _known[key] = _run(submitted)
+    return _known[key]
+
+
+def made(event: StepCompleted) -> Made:
+    """All of a step that must be the same wherever and whenever it ran."""
+    tensors = {name: (ref.digest, ref.shape, ref.strides) for name, ref in event.tensors.items()}
+    artifacts = {ref.name: ref.digest for ref in event.artifacts}
+    return event.node, event.step, tensors, artifacts, event.scalars
+
+
+def _run(submitted: JobSubmitted) -> Ending:
+    executor = Executor(load_models({"toy": toy.FAMILY}), WorkerBlobs(MemoryBlobs()))
+    job = fold(fold(None, submitted), JobAdmitted(engine="alone"))
+    turn = driver.resume(job, toy.FAMILY, None)
+    steps: list[Made] = []
+    while turn.plan is not None and turn.state is not None:
+        unit = WorkUnit(UnitId(job.id, 0, len(steps), 0), turn.plan, keep=needs(job, turn.state))
+        try:
+            result = executor.run(unit, []).result
+        except toy.Died:
+            return Ending(steps, "poisoned")
+        if result.error is not None:
+            return Ending(steps, result.error.kind)
+        done = driver.completed(driver.node_of(job, toy.FAMILY), turn.plan, result, "alone")
+        turn = driver.fold_in(job, toy.FAMILY, turn.state, done)
+        steps.append(made(done))
+        for event in (done, *turn.events):
+            job = fold(job, event)
+    return Ending(steps)

@@ -1,0 +1,64 @@
+"""Many small worlds in which everything goes wrong, and in which nothing may be lost, doubled or made up."""
+
+import os
+import subprocess
+import sys
+import threading
+from typing import get_args
+
+import pytest
+
+from engine.events import JobEvent
+from tests.simulation.seeds import KEPT, Kept
+from tests.simulation.world import Report, simulate
+
+BLOCK = 50
+
+
+def ran(*seeds: int, engines: int = 1) -> list[Report]:
+    reports = [simulate(seed, engines=engines) for seed in seeds]
+    failed = [(report.again, *report.problems) for report in reports if report.problems]
+    assert not failed
+    return reports
+
+
+@pytest.mark.parametrize("first", range(0, 250, BLOCK))
+def test_no_seed_finds_anything(first: int) -> None:
+    ran(*range(first, first + BLOCK))
+
+
+def test_no_seed_finds_anything_where_two_engines_share_a_store() -> None:
+    ran(*range(BLOCK // 2), engines=2)
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: f"{kept.seed}-{kept.engines}")
+def test_a_seed_that_once_found_something_finds_it_no_more(kept: Kept) -> None:
+    ran(kept.seed, engines=kept.engines)
+
+
+def test_the_seeds_see_everything_that_can_happen_to_a_job() -> None:
+    seen = {kind for report in ran(*range(1000, 1030)) for kind in report.kinds}
+
+    assert seen == {kind.__struct_config__.tag for kind in get_args(JobEvent)}
+
+
+def test_a_seed_is_the_same_world_again_also_in_another_process_with_another_hash() -> None:
+    here = [simulate(seed, engines=2).digest for seed in range(3)]
+    program = "from tests.simulation.world import simulate; print(*[simulate(n, engines=2).digest for n in range(3)])"
+    there = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONHASHSEED": "123", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert [simulate(seed, engines=2).digest for seed in range(3)] == here == there.stdout.split()
+    assert len(set(here)) == 3
+
+
+def test_a_simulation_starts_no_thread() -> None:
+    before = threading.active_count()
+    ran(0)
+
+    assert threading.active_count() == before

@@ -1,0 +1,230 @@
+"""A worker process of a simulated world: the real inbox and executor, and two tasks in the place of its threads."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+
+import anyio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cards import registry
+from cards.family import Family
+from cards.wire import (
+    EngineMessage,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Refuse,
+    Release,
+    Released,
+    Shutdown,
+    WorkerMessage,
+    WorkUnit,
+)
+from tests import toy
+from tests.simulation.link import Router, Wire
+from tests.simulation.trace import Trace
+from workers.execute import Executor, load_models
+from workers.inbox import Command, Inbox
+from workers.resident import BlobStore
+
+BEAT_S = 1.0
+
+
+class Build(Struct, frozen=True):
+    """What a worker is made of."""
+
+    families: tuple[Family, ...]
+    blobs: BlobStore
+    credits: int
+    memory_bytes: int
+    step_s: float
+    fingerprints: tuple[str, ...]
+
+
+class SimWorker:
+    """`find` gives the router to connect to, or None while there is no engine."""
+
+    def __init__(
+        self, name: str, pid: int, build: Build, find: Callable[[], Router | None], chance: Random, trace: Trace
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.executor = Executor(load_models({f.card.name: f for f in build.families}), build.blobs)
+        self.wire: Wire | None = None
+        self.how = ""
+        """How it ended; empty as long as it lives."""
+        self._build = build
+        self._find = find
+        self._chance = chance
+        self._trace = trace
+        self._fingerprint = chance.choice(build.fingerprints)
+        self._inbox = Inbox()
+        self._sent = self._received = 0
+        self._outbox: deque[tuple[WorkerMessage, Sequence[bytes]]] = deque()
+        self._post: deque[tuple[EngineMessage, Sequence[bytes]]] = deque()
+        self._news = asyncio.Event()
+        self._work = asyncio.Event()
+        self._over = asyncio.Event()
+        self._running = asyncio.Event()
+        self._running.set()
+
+    async def live(self) -> str:
+        """Until it ends. Returns how."""
+        self._trace(self.name, "starts")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._link)
+            tasks.start_soon(self._execute)
+            await self._over.wait()
+            tasks.cancel_scope.cancel()
+        return self.how
+
+    def end(self, how: str) -> None:
+        """At once, as by SIGKILL: what has not left stays unsaid."""
+        if not self.how:
+            self._trace(self.name, f"ends: {how}")
+            self.how = how
+            self._over.set()
+            if self.wire is not None:
+                self.wire.close()
+
+    def stop(self) -> None:
+        """As by SIGTERM."""
+        self._inbox.clear(Command(Shutdown()))
+        self._work.set()
+
+    def freeze(self, frozen: bool) -> None:
+        self._trace(self.name, "is frozen" if frozen else "thaws")
+        if frozen:
+            self._running.clear()
+        else:
+            self._running.set()
+
+    # -- the link's thread ----------------------------------------------------------------------------------------
+
+    async def _link(self) -> None:
+        self._tell(self._hello())
+        beat_at = 0.0
+        while True:
+            await self._running.wait()
+            self._connect()
+            self._read_post()
+            self._flush()
+            if (now := asyncio.get_running_loop().time()) >= beat_at and not self._outbox:
+                self._tell(self._beat())
+                self._flush()
+                beat_at = now + BEAT_S
+            self._news.clear()
+            with anyio.move_on_after(BEAT_S / 2 if self._outbox else max(beat_at - now, 0.01)):
+                await self._news.wait()
+
+    def _connect(self) -> None:
+        if self.wire is not None and self.wire.alive:
+            return
+        router = self._find()
+        self.wire = router.connect(self.name, self._arrived) if router is not None else None
+
+    def _arrived(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
+        self._post.append((message, frames))
+        self._news.set()
+
+    def _read_post(self) -> None:
+        while self._post:
+            message, frames = self._post.popleft()
+            self._received += 1
+            match message:
+                case Release():
+                    self._inbox.release(message)
+                case Introduce() | Shutdown():
+                    self._inbox.clear(Command(message))
+                case WorkUnit():
+                    self._inbox.put(Command(message, tuple(frames)))
+                case Refuse(reason=reason):
+                    self.end(f"refused: {reason}")
+            self._work.set()
+
+    def _flush(self) -> None:
+        """What cannot leave now waits: the engine counts on every result."""
+        while self.wire is not None and self.wire.alive and self._outbox:
+            self.wire.tell(*self._outbox.popleft())
+
+    def _tell(self, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:
+        if self.how:
+            return
+        if isinstance(message, Hello):
+            self._sent = self._received = 0
+        else:
+            self._sent += not isinstance(message, Heartbeat)
+        self._outbox.append((message, frames))
+        self._news.set()
+
+    # -- the executor's thread ------------------------------------------------------------------------------------
+
+    async def _execute(self) -> None:
+        while True:
+            self._work.clear()
+            if (command := self._inbox.get_nowait()) is None:
+                await self._work.wait()
+            else:
+                await self._obey(command)
+            await self._running.wait()
+
+    async def _obey(self, command: Command) -> None:
+        match command.message:
+            case WorkUnit() as unit:
+                await self._step(unit, command.frames)
+            case Release(job=job, epoch=epoch):
+                self.executor.resident.release(job)
+                self._tell(Released(job, epoch, command.dropped))
+            case Introduce(number=number):
+                self.executor.resident.clear()
+                self._tell(self._hello(number))
+            case Shutdown():
+                await self._leave("told to stop", clean=True)
+
+    async def _step(self, unit: WorkUnit, frames: Sequence[bytes]) -> None:
+        began = asyncio.get_running_loop().time()
+        await anyio.sleep(self._chance.expovariate(1) * self._build.step_s)
+        await self._running.wait()
+        try:
+            answer = self.executor.run(unit, list(frames))
+        except toy.Died:
+            await self._die()
+            return
+        seconds = asyncio.get_running_loop().time() - began
+        self._tell(replace(answer.result, seconds=seconds), answer.frames)
+
+    async def _die(self) -> None:
+        if self._chance.random() < 0.5:
+            await self._leave("Died: ", clean=False)
+        else:
+            self.end("was killed by signal 9")
+
+    async def _leave(self, reason: str, *, clean: bool) -> None:
+        self._tell(Goodbye(reason, clean=clean))
+        with anyio.move_on_after(1.0):
+            while self._outbox:
+                await anyio.sleep(0.05)
+        self.end("exited with 0" if clean else "exited with 1")
+
+    def _hello(self, answers: int = 0) -> Hello:
+        return Hello(
+            worker=self.name,
+            pool="default",
+            pid=self.pid,
+            host="sim",
+            ranks=1,
+            credits=self._build.credits,
+            memory_bytes=self._build.memory_bytes,
+            models=tuple(registry.identity(family) for family in self._build.families),
+            fingerprint=self._fingerprint,
+            blobs=self._build.blobs.name,
+            answers=answers,
+        )
+
+    def _beat(self) -> Heartbeat:
+        held = self.executor.resident.held()
+        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, self._sent, self._received)
