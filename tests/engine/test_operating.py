@@ -448,6 +448,19 @@ async def test_a_job_rewound_to_any_step_ends_as_if_it_had_not_been(state: str, 
         await assert_unharmed(running)
 
 
+async def test_a_rewind_moves_the_epoch_on_so_that_what_is_out_decides_nothing() -> None:
+    async with World().engine() as running:
+        job = await held(running, 4)
+        before = (await running.engine.ledger.find(job.id)).epoch
+        await running.client.verbs.rewind(job.id, 1)
+        events = await running.world.journal.read(f"job/{job.id}")
+        [rewound] = [event for event in events if event.type == "job_rewound"]
+
+        assert rewound.epoch == before + 1
+        running.workers[0].open()
+        assert await ending(running, job.id) == await whole()
+
+
 async def test_artifacts_of_steps_that_were_taken_back_are_not_listed() -> None:
     world = World()
     async with world.engine() as running:
