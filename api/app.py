@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -16,6 +17,8 @@ from api.jobs import IDEMPOTENCY_KEY, Jobs
 from api.metrics import Measured, Metrics
 from api.openapi import Answer, Endpoint, Operation, document
 from api.status import EngineStatus
+from api.verbs import Verbs
+from api.workers import Workers
 from engine.client import Client
 from engine.clock import Clock
 
@@ -33,7 +36,9 @@ def build_app(
     metrics = Metrics(client, clock)
     operations = [
         *_jobs(Jobs(client, body_limit=body_limit)),
+        *_verbs(Verbs(client, body_limit=body_limit)),
         *_outputs(Events(client, heartbeat_s=heartbeat_s), Artifacts(client)),
+        *_workers(Workers(client, body_limit=body_limit)),
         *_engine(EngineStatus(client), metrics),
     ]
     operations.append(_get("/openapi.json", _describe(operations, version), {200: Answer(dict)}))  # tells of itself too
@@ -70,7 +75,37 @@ def _jobs(jobs: Jobs) -> list[Operation]:
             endpoint=jobs.cancel,
             answers={200: Answer(schema.Cancellation)},
         ),
+        Operation(
+            method="POST",
+            path="/v1/jobs/{job}/fork",
+            endpoint=jobs.fork,
+            body=schema.Fork,
+            headers=(IDEMPOTENCY_KEY,),
+            answers={202: Answer(schema.Job)},
+        ),
         _get("/v1/jobs/{job}/checkpoints", jobs.checkpoints, {200: Answer(list[schema.Checkpoint])}),
+    ]
+
+
+def _verbs(verbs: Verbs) -> list[Operation]:
+    told = {200: Answer(schema.Operated)}
+    return [
+        _post("/v1/jobs/{job}/pause", verbs.pause, told, schema.Because),
+        _post("/v1/jobs/{job}/resume", verbs.resume, told),
+        _post("/v1/jobs/{job}/retry", verbs.retry, told, schema.Because),
+        _post("/v1/jobs/{job}/terminate", verbs.terminate, told, schema.Because),
+        _post("/v1/jobs/{job}/quarantine", verbs.quarantine, told, schema.Because),
+        _post("/v1/jobs/{job}/release", verbs.release, told),
+        _post("/v1/jobs/{job}/rewind", verbs.rewind, told, schema.Rewind),
+        _post("/v1/jobs/{job}/migrate", verbs.migrate, {200: Answer(schema.Migration)}, schema.Move),
+    ]
+
+
+def _workers(workers: Workers) -> list[Operation]:
+    return [
+        _get("/v1/workers", workers.list, {200: Answer(schema.WorkerList)}),
+        _post("/v1/workers/{worker}/drain", workers.drain, {202: Answer(schema.Dismissal)}),
+        _post("/v1/workers/{worker}/fence", workers.fence, {200: Answer(schema.Dismissal)}, schema.Because),
     ]
 
 
@@ -101,6 +136,10 @@ def _engine(status: EngineStatus, metrics: Metrics) -> list[Operation]:
         _get("/readyz", status.ready, {200: Answer(schema.Ready), 503: Answer(schema.Ready)}),
         _get("/metrics", metrics.show, {200: Answer(media=("text/plain",))}),
     ]
+
+
+def _post(path: str, endpoint: Endpoint, answers: dict[int, Answer], body: type[Struct] | None = None) -> Operation:
+    return Operation(method="POST", path=path, endpoint=endpoint, answers=answers, body=body)
 
 
 def _get(path: str, endpoint: Endpoint, answers: dict[int, Answer]) -> Operation:

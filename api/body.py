@@ -12,8 +12,13 @@ from api.errors import BadInput, BodyTooLarge, WrongMediaType
 T = TypeVar("T", bound=Struct)
 
 
-async def body(request: Request, kind: type[T], *, limit: int) -> T:
-    """The body as `kind`; `limit` is in bytes. Raises WrongMediaType, BodyTooLarge, BadInput."""
+async def body(request: Request, kind: type[T], *, limit: int, optional: bool = False) -> T:
+    """The body as `kind`; `limit` is in bytes. An `optional` one may be absent: it is then what its defaults say.
+
+    Raises WrongMediaType, BodyTooLarge, BadInput.
+    """
+    if optional and _absent(request):
+        return kind()
     media_type = request.headers.get("content-type")
     if (media_type or "").partition(";")[0].strip().lower() != "application/json":
         raise WrongMediaType(media_type)
@@ -26,6 +31,10 @@ async def body(request: Request, kind: type[T], *, limit: int) -> T:
         raise refusal(error, kind) from error
     except msgspec.DecodeError as error:
         raise malformed(error, data) from error
+
+
+def _absent(request: Request) -> bool:
+    return request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
 
 
 async def read(request: Request, limit: int) -> bytes:

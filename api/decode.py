@@ -1,6 +1,7 @@
 """msgspec's refusals in a caller's words: which field, what is wrong with it, and what would be right."""
 
 import re
+from typing import get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -18,12 +19,19 @@ def refusal(error: msgspec.ValidationError, kind: type[Struct]) -> BadInput:
     if path := _PATH.fullmatch(problem):
         problem, field = path["problem"], path["field"].removesuffix(_ENTRY)
     if named := _NAMED.fullmatch(problem):
-        known = ", ".join(kind.__struct_encode_fields__) or "none"
+        known = ", ".join(_inside(kind, field).__struct_encode_fields__) or "none"
         return BadInput(
-            named["field"],
+            f"{field}.{named['field']}" if field else named["field"],
             "is missing" if named["what"].startswith("missing") else f"is no field here; there are: {known}",
         )
     return BadInput(field, problem)
+
+
+def _inside(kind: type[Struct], path: str | None) -> type[Struct]:
+    """The Struct at a path of field names."""
+    for name in path.split(".") if path else ():
+        kind = get_type_hints(kind)[name]
+    return kind
 
 
 def malformed(error: msgspec.DecodeError, data: bytes) -> BadInput:

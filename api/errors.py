@@ -20,7 +20,22 @@ from api.answers import Json
 from api.ids import REQUEST_ID
 from api.schema import Error, ErrorBody
 from cards.errors import InvalidRequest, UnknownModel
-from engine.errors import ArtifactLost, ArtifactNotFound, Draining, HistoryError, JobNotFound, KeyReused, StoreTrouble
+from engine.errors import (
+    ArtifactLost,
+    ArtifactNotFound,
+    Draining,
+    HistoryError,
+    JobNotFound,
+    KeyReused,
+    LoopFailed,
+    NoSuchPlace,
+    NoSuchStep,
+    NotAllowed,
+    StoreTrouble,
+    TensorsGone,
+    Unrunnable,
+    WorkerNotFound,
+)
 
 log = logging.getLogger("keyframe.api")
 
@@ -77,9 +92,16 @@ RULES: dict[type[Exception], Rule] = {
     ArtifactNotFound: Rule(404, "artifact_not_found", "name"),
     ArtifactLost: Rule(500, "artifact_lost", "name", {"x-should-retry": "false"}),
     KeyReused: Rule(409, "key_reused", "Idempotency-Key", {"x-should-retry": "false"}),
+    NotAllowed: Rule(409, "not_allowed", headers={"x-should-retry": "false"}),
+    NoSuchStep: Rule(422, "no_such_step"),
+    TensorsGone: Rule(409, "tensors_gone", headers={"x-should-retry": "false"}),
+    Unrunnable: Rule(409, "unrunnable", headers={"x-should-retry": "false"}),
+    NoSuchPlace: Rule(422, "no_such_place"),
+    WorkerNotFound: Rule(404, "worker_not_found", "worker"),
     Draining: Rule(503, "draining", headers={"retry-after": "5"}),
     StoreTrouble: Rule(503, "store_trouble", headers={"retry-after": "5"}),
     HistoryError: Rule(500, "unreadable_history"),
+    LoopFailed: Rule(500, "loop_failed"),
 }
 
 

@@ -1,6 +1,6 @@
-"""Jobs: submit, list, look, cancel, and what their steps left."""
+"""Jobs: submit, fork, list, look, cancel, and what their steps left."""
 
-from msgspec import structs
+from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,7 +9,7 @@ from api.answers import Json
 from api.body import body
 from api.errors import BadInput
 from api.query import checked_job_id, job_id, query
-from cards.request import GenerationRequest
+from cards.request import GenerationRequest, RequestChanges
 from engine.client import Client
 from engine.errors import JobNotFound
 from engine.job import Job
@@ -31,6 +31,15 @@ class Jobs:
         """Accept a job; answered once it is durable. The same Idempotency-Key and body give the same job."""
         asked = await body(request, schema.JobRequest, limit=self._body_limit)
         job = await self._client.submit(GenerationRequest(**structs.asdict(asked)), idempotency_key(request))
+        return Json(self._shown(job), 202, {"location": present.location(job.id)})
+
+    async def fork(self, request: Request) -> Response:
+        """Make a new job out of a job's first steps; answered once it is durable, as a submitted one."""
+        asked = await body(request, schema.Fork, limit=self._body_limit)
+        changes = {name: value for name, value in structs.asdict(asked.set).items() if value is not UNSET}
+        job = await self._client.fork(
+            job_id(request), asked.at_step, RequestChanges(**changes), idempotency_key(request)
+        )
         return Json(self._shown(job), 202, {"location": present.location(job.id)})
 
     async def list(self, request: Request) -> Response:

@@ -64,8 +64,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
         | {"default": _answer(None, Answer(ErrorBody))},
     }
     if operation.body is not None:
-        told["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(operation.body)}}}
+        told["requestBody"] = {
+            "required": _required(operation.body),
+            "content": {JSON: {"schema": _schema(operation.body)}},
+        }
     return told
+
+
+def _required(body: type[Struct]) -> bool:
+    """A body all of whose fields have defaults may be left out."""
+    return any(field.required for field in msgspec.structs.fields(body))
 
 
 def _operation_id(operation: Operation) -> str:

@@ -1,15 +1,19 @@
 """The engine's words as the public JSON. Pure."""
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 from urllib.parse import quote
+
+from msgspec import structs
 
 from api import schema
 from cards.card import ModelCard
 from cards.wire import ArtifactRef
 from engine import views
 from engine.client import StepTensors, Told
-from engine.job import Failure, Job
+from engine.job import Failure, Job, State
+from engine.operate import Migration, Operated
+from engine.statistics import WorkerSeen
 
 
 def location(job_id: str) -> str:
@@ -37,6 +41,11 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         warnings=[schema.Warning(notice.code, notice.field, notice.message) for notice in job.notices],
         error=None if job.failure is None else _failure(job.failure),
         held_up=held_up,
+        reason=job.reason if job.reason and job.state in (State.PAUSED, State.QUARANTINED) else None,
+        attempt=job.attempt,
+        parent=None if job.parent is None else schema.Parent(job.parent.job, job.parent.at_step),
+        pool=job.pool,
+        owner=job.owner,
         exact=job.exact,
         card=job.model.card,
         weights=job.model.weights,
@@ -62,6 +71,26 @@ def summary(row: views.JobRow) -> schema.JobSummary:
         created_at=row.submitted_at,
         updated_at=row.updated_at,
     )
+
+
+def operated(operated: Operated) -> schema.Operated:
+    return schema.Operated(operated.job.id, cast(Any, operated.outcome.value), views.status(operated.job))
+
+
+def migration(moved: Migration) -> schema.Migration:
+    return schema.Migration(
+        id=moved.job,
+        outcome=moved.outcome.value,
+        origin=moved.origin,
+        to=moved.destination,
+        node=moved.node,
+        step=moved.step,
+        bytes=moved.nbytes,
+    )
+
+
+def worker(seen: WorkerSeen) -> schema.Worker:
+    return schema.Worker(**structs.asdict(seen))
 
 
 def event(told: Told) -> schema.Event:

@@ -5,7 +5,7 @@ A field keeps its meaning for as long as `/v1` is served; a new one may appear a
 
 from typing import Annotated, Literal, get_args
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from cards.card import OutputSpec, Range
 from engine.events import JobEvent
@@ -18,6 +18,7 @@ Word = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**63 - 1, description="A place in the log; what follows it is answered.")]
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
 Text = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]*$")]
+Words = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
 
 
 # -- in -----------------------------------------------------------------------------------------------------------
@@ -35,6 +36,47 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preview_every: Word = 0
     priority: Word = 0
     metadata: dict[str, str] = {}
+
+
+class Because(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why, for whoever reads the log."""
+
+    reason: Words = ""
+
+
+class Rewind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps are counted over the whole program, in the order in which they were completed."""
+
+    to_step: Word
+    reason: Words = ""
+
+
+class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays as it was."""
+
+    prompt: str | UnsetType = UNSET
+    negative_prompt: str | UnsetType = UNSET
+    seed: Word | UnsetType = UNSET
+    steps: Word | UnsetType = UNSET
+    guidance: float | UnsetType = UNSET
+    preview_every: Word | UnsetType = UNSET
+    priority: Word | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+
+
+class Fork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new job that shares the first `at_step` steps, counted over the whole program, and goes on with what is set."""
+
+    at_step: Word
+    set: Changes = Changes()
+
+
+class Move(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`to` is `pool:NAME`, `engine:NAME`, or a name that is looked up among pools and then among engines."""
+
+    to: Text
+    dry_run: bool = False
+    reason: Words = ""
 
 
 class JobsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +131,13 @@ class Failure(Struct, frozen=True):
     attempt: int
 
 
+class Parent(Struct, frozen=True):
+    """The job that a fork shares its first `at_step` steps with."""
+
+    id: str
+    at_step: int
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """`card` and `weights` are the model by content; `exact` says that all steps ran under one numerics fingerprint."""
 
@@ -111,6 +160,14 @@ class Job(Struct, frozen=True, kw_only=True):
     error: Failure | None
     held_up: str | None
     """Why no engine here can go on with it, if that is so."""
+    reason: str | None
+    """Why it is paused or in quarantine, if it is and that was said."""
+    attempt: int
+    parent: Parent | None
+    pool: str | None
+    """The only workers that may run it, if that was asked for."""
+    owner: str | None
+    """The engine that has it."""
     exact: bool
     card: str
     weights: str
@@ -140,6 +197,26 @@ class JobPage(Struct, frozen=True, kw_only=True):
 class Cancellation(Struct, frozen=True):
     id: str
     outcome: Literal["cancelled", "cancelling", "already_terminal"]
+
+
+class Operated(Struct, frozen=True):
+    """`unchanged`: it was so already, and nothing was written."""
+
+    id: str
+    outcome: Literal["done", "unchanged"]
+    status: Status
+
+
+class Migration(Struct, frozen=True, kw_only=True):
+    """A move, or the plan of one: the job's next step, of this node, takes `bytes` of tensors along."""
+
+    id: str
+    outcome: Literal["done", "unchanged", "planned"]
+    origin: str | None = field(name="from")
+    to: str
+    node: str | None
+    step: int
+    bytes: int
 
 
 # -- out: what happened ---------------------------------------------------------------------------------------------
@@ -194,6 +271,31 @@ class Model(Struct, frozen=True, kw_only=True):
 class ModelList(Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """`outstanding` units are with it; a draining one gets no more. It was heard `heard_s` seconds ago."""
+
+    id: str
+    object: Literal["worker"] = "worker"
+    pool: str
+    host: str
+    pid: int
+    models: tuple[str, ...]
+    ranks: int
+    outstanding: int
+    draining: bool
+    heard_s: float
+
+
+class WorkerList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Worker]
+
+
+class Dismissal(Struct, frozen=True):
+    id: str
+    outcome: Literal["draining", "fenced"]
 
 
 class Live(Struct, frozen=True):

@@ -213,13 +213,19 @@ class Client:
             return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
         return self._engine.reconciler.unrunnable.get(job.id)
 
-    def destination(self, name: str) -> dict[str, str]:
-        """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either. Raises NoSuchPlace."""
+    async def destination(self, name: str) -> dict[str, str]:
+        """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.
+
+        Raises NoSuchPlace, StoreTrouble.
+        """
         kind, _, rest = name.partition(":")
         if kind in ("pool", "engine") and rest:
             return {kind: rest}
         pools = {seat.hello.pool for seat in self._engine.fleet.seats.values()}
-        engines = {self._engine.settings.name}
+        try:
+            engines = await self._engine.peers()
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
         if name in pools or name in engines:
             return {"pool" if name in pools else "engine": name}
         there = ", ".join([f"pool:{one}" for one in sorted(pools)] + [f"engine:{one}" for one in sorted(engines)])

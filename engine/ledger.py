@@ -5,7 +5,8 @@ What is written is decided at once and told in order, when it is on disk and not
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from engine.actor import JobActor, Pending, restore, stream
 from engine.clock import Clock
@@ -14,7 +15,7 @@ from engine.events import JobEvent
 from engine.hub import Hub
 from engine.job import Job
 from store.errors import StoreError, StreamConflict
-from store.journal import Journal
+from store.journal import Journal, Loaded
 
 log = logging.getLogger("keyframe.ledger")
 
@@ -45,6 +46,7 @@ class Ledger:
         self._lease = lease
         self._on_told = on_told
         self._on_dropped = on_dropped
+        self._departures: dict[int, set[str]] = {}
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
 
     async def find(self, job_id: str) -> JobActor:
@@ -52,15 +54,36 @@ class Ledger:
 
         Raises JobNotFound, StoreTrouble, HistoryError.
         """
-        if (actor := self.actors.get(job_id)) is not None:
-            return actor
+        while True:
+            if (actor := self.actors.get(job_id)) is not None:
+                return actor
+            with self.departures() as departed:
+                loaded = await self._load(job_id)
+            if job_id not in self.actors and job_id not in departed:
+                return JobActor(self._journal, loaded, restore(loaded))
+
+    @contextmanager
+    def departures(self) -> Iterator[set[str]]:
+        """The jobs that actors have left while the block read logs: what it read of them may be old.
+
+        An actor of an old log is not stopped by its first write alone: if that is refused, the next might count to the
+        very version and epoch that another has written meanwhile.
+        """
+        departed: set[str] = set()
+        self._departures[id(departed)] = departed
+        try:
+            yield departed
+        finally:
+            del self._departures[id(departed)]
+
+    async def _load(self, job_id: str) -> Loaded:
         try:
             loaded = await self._journal.load(stream(job_id))
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
         if loaded is None:
             raise JobNotFound(job_id)
-        return self.actors.get(job_id) or JobActor(self._journal, loaded, restore(loaded))
+        return loaded
 
     def drives(self, actor: JobActor) -> bool:
         return self.actors.get(actor.job.id) is actor
@@ -98,8 +121,8 @@ class Ledger:
     def forget(self) -> list[JobActor]:
         """Drop all actors: others may have their jobs. Returns them."""
         dropped = list(self.actors.values())
-        self.actors.clear()
         for actor in dropped:
+            self._forget(actor)
             self._hub.wake(actor.job.id)
         return dropped
 
@@ -123,7 +146,12 @@ class Ledger:
     def let_go(self, actor: JobActor) -> None:
         """Forget an actor that has nothing left to do. Its log has all of it."""
         if actor.at_rest and not actor.undurable and self.drives(actor):
-            del self.actors[actor.job.id]
+            self._forget(actor)
+
+    def _forget(self, actor: JobActor) -> None:
+        del self.actors[actor.job.id]
+        for departed in self._departures.values():
+            departed.add(actor.job.id)
 
     async def _drop(self, pending: Pending, error: StoreError) -> None:
         """The actor believed what did not become true: forget it. The log knows better and is loaded again."""
@@ -136,7 +164,7 @@ class Ledger:
             pending.told.set_exception(kind(str(error)))
         if self.drives(actor):
             log.warning("dropped an actor whose append failed: %s", error, extra={"job": actor.job.id})
-            del self.actors[actor.job.id]
+            self._forget(actor)
             self._hub.wake(actor.job.id)
             await self._on_dropped(actor)
 

@@ -112,7 +112,8 @@ class Operator:
             return verbs.migrate(actor.job, pool, engine, reason)
 
         try:
-            actor.parting = engine is not None
+            if engine is not None:
+                actor.parting, actor.lined_up = True, False
             while actor.parting and actor.out and self._ledger.drives(actor):
                 await self._clock.sleep(LOOK_S)
             operated = await self._do(job_id, decide)

@@ -71,12 +71,13 @@ class Reconciler:
 
     async def claim(self, job_ids: Sequence[str]) -> None:
         """Take jobs over from their logs and go on where they were. Raises StoreError."""
-        found = await self._journal.load_many([stream(job_id) for job_id in job_ids])
-        loaded = [(job_id, found[stream(job_id)]) for job_id in job_ids if stream(job_id) in found]
-        actors = [actor for job_id, one in loaded if (actor := self._actor(job_id, one)) is not None]
-        for actor, damage in zip(actors, await self._load_inline(actors), strict=True):
-            if actor.job.id not in self._ledger.actors:  # it may have been cancelled while its blobs were read
-                await self._take_over(actor, damage)
+        with self._ledger.departures() as departed:
+            found = await self._journal.load_many([stream(job_id) for job_id in job_ids])
+            loaded = [(job_id, found[stream(job_id)]) for job_id in job_ids if stream(job_id) in found]
+            actors = [actor for job_id, one in loaded if (actor := self._actor(job_id, one)) is not None]
+            for actor, damage in zip(actors, await self._load_inline(actors), strict=True):
+                if actor.job.id not in {*self._ledger.actors, *departed}:  # somebody may have been at it meanwhile
+                    await self._take_over(actor, damage)
 
     async def _unclaimed(self) -> list[str]:
         actors, trouble = self._ledger.actors, self._ledger.trouble

@@ -13,8 +13,8 @@ from ops.errors import NoEngine, OpsError
 JobObject = dict[str, Any]
 """A job as the API shows it."""
 
-LAST = ("job_completed", "job_failed", "job_cancelled")
-"""The events after which a job has no other."""
+LAST = ("job_completed", "job_failed", "job_cancelled", "job_terminated", "job_moved_away")
+"""The events that end a job. Another follows only if somebody gives it a new chance."""
 
 PATIENCE = 20
 """How often in a row an engine may not answer, half a second apart."""
@@ -50,6 +50,7 @@ class Remote:
         Raises NoEngine once none has answered for a while.
         """
         last = failures = 0
+        kind = ""
         while failures < PATIENCE:
             headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
             try:
@@ -58,10 +59,10 @@ class Remote:
                         return
                     async for event in _events(stream):
                         failures = 0
-                        last = event["position"]
+                        last, kind = event["position"], event["type"]
                         yield event
-                        if event["type"] in LAST:
-                            return
+                    if kind in LAST:  # the engine had no more to say
+                        return
             except httpx.TransportError:
                 failures += 1  # the engine restarts, or the network does; the log has the rest
             await anyio.sleep(0.5)

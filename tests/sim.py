@@ -341,18 +341,18 @@ class World:
 
     @asynccontextmanager
     async def engine(
-        self, *, workers: int = 1, journal: Journal | None = None, name: str = "engine", **settings: Any
+        self, *, workers: int = 1, journal: Journal | None = None, **settings: Any
     ) -> AsyncIterator[Running]:
         """An engine that ends without a word when the block does, as a killed one would."""
         link = SimLink()
         journal = journal or self.journal
-        settings = {"reconcile_s": 0.02, "watch_s": 0.02} | settings
+        settings = {"name": "engine", "reconcile_s": 0.02, "watch_s": 0.02} | settings
         engine = Engine(
             journal=journal,
             link=link,
             registry={family.card.name: family for family in self.families},
             clock=self.clock,
-            settings=EngineSettings(name=name, blobs=self.blobs.name, **settings),
+            settings=EngineSettings(blobs=self.blobs.name, **settings),
         )
         client = Client(
             engine,

@@ -1,12 +1,16 @@
 """The power goes out at every append of a job's life, before and after it reached the disk; the ending is the same."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from cards.request import RequestChanges
 from engine.cancel import Outcome
+from engine.check import check
 from engine.client import Client
+from engine.errors import NotAllowed
 from engine.events import StepCompleted
 from engine.job import State
 from tests.sim import Crash, CrashingJournal, Running, World, digests, request
@@ -84,6 +88,61 @@ async def test_a_crash_while_cancelling_ends_in_one_terminal_state(durable: bool
     assert (job.state is State.CANCELLED) or outcome is Outcome.ALREADY_TERMINAL
     kinds = [event.type for event in await world.journal.read(f"job/{job.id}")]
     assert kinds.count("job_cancelled") + kinds.count("job_completed") == 1
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_job_that_is_paused_rewound_and_forked_survives_a_crash_at_any_append(durable: bool) -> None:
+    changes = RequestChanges(prompt=f"{REQUEST.prompt} start=2")
+
+    async def operate(running: Running) -> None:
+        """Ask for everything again until it is so: whoever did not hear back does that."""
+        job = await running.client.submit(REQUEST, key="k")
+        if not job.terminal and job.reason == "" and job.attempt == 1:
+            with suppress(NotAllowed):
+                await running.client.verbs.pause(job.id, "why")
+            await running.until(lambda: job.id not in running.engine.ledger.actors)
+        if (await running.client.job(job.id)).state is State.PAUSED:
+            await running.client.verbs.rewind(job.id, 0)
+            await running.client.verbs.resume(job.id)
+        await running.ended(job.id)
+        fork = await running.client.fork(job.id, 2, changes, key="f")
+        await running.ended(fork.id)
+
+    async def endings(running: Running) -> Any:
+        rows = sorted(row.id for row in await running.client.jobs())
+        jobs = [await running.client.job(one) for one in rows]
+        assert (await check(running.world.journal)).problems == ()
+        return [(job.state, job.outputs, job.artifacts, await made(running, job.id)) for job in jobs]
+
+    async def made(running: Running, job: str) -> Any:
+        return digests(await running.client.checkpoints(job))
+
+    async with World().engine() as running:
+        await operate(running)
+        unbroken = await endings(running)
+    assert len(unbroken) == 2
+
+    nth, reached = 0, True
+    while reached:
+        nth += 1
+        world = World()
+        journal = CrashingJournal(world.journal, nth, durable=durable)
+        reached = await crashed(world, journal, operate)
+        async with world.engine() as running:
+            await operate(running)
+            assert await endings(running) == unbroken, f"append {nth}"
+    assert nth > STEPS + 8
+
+
+async def crashed(world: World, journal: CrashingJournal, life: Callable[[Running], Awaitable[None]]) -> bool:
+    """Whether the power went out in this life."""
+    try:
+        await crash(world, journal, life)
+    except AssertionError:
+        if journal.left > 0:
+            return False
+        raise
+    return True
 
 
 async def test_recovery_is_bounded_by_the_checkpoint_not_by_the_history() -> None:

@@ -201,6 +201,22 @@ async def test_a_fork_needs_nothing_of_its_parents_log() -> None:
         assert (verdict.equal, verdict.steps, verdict.pruned) == (True, ALL, 0)
 
 
+async def test_a_fork_from_before_the_numerics_changed_is_exact() -> None:
+    world = World()
+    async with world.engine() as running:
+        running.workers[0].hold_at = 4
+        parent = await running.client.submit(request(PROMPT, steps=STEPS))
+        await running.until(lambda: running.engine.steps == 3)
+        await running.engine.ledger.settled()
+    async with world.engine(workers=0) as running:
+        running.add_worker(fingerprint="another machine")
+        assert not (await running.ended(parent.id)).exact
+    async with world.engine() as running:
+        exact = [(await running.ended((await running.client.fork(parent.id, at)).id)).exact for at in range(ALL + 1)]
+
+    assert exact == [True] * 4 + [False] * (ALL + 1 - 4)
+
+
 # -- what cannot be forked ------------------------------------------------------------------------------------------
 
 

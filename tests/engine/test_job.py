@@ -176,6 +176,18 @@ def test_outputs_are_inexact_once_the_numerics_change() -> None:
 
 MACHINES = ("admit", "step", "recover", "release", "lose", "lose_blamed", "confirm", "fail")
 PEOPLE = ("cancel", "cancel_running", "pause", "resume", "retry", "terminate", "quarantine", "lift", "rewind", "change")
+
+
+def test_a_node_that_runs_again_leaves_nothing_of_what_it_made_before() -> None:
+    started = NodeStarted(node="n", loop="count", semantics="s/1", steps=1)
+    begun = [submitted(), JobAdmitted(engine="e"), started]
+    first = NodeCompleted(node="n", outputs={"frames/0": REF, "frames/1": REF})
+    again = RequestChanged(request=REQUEST, route=(Stage(Place(index=0)),))
+    second = NodeCompleted(node="n", outputs={"frames/0": REF})
+
+    assert set(replay([*begun, first, again, started, second]).outputs) == {"n.frames/0"}
+
+
 VERBS = (*MACHINES, "step", "step", *PEOPLE, "send", "move")
 
 

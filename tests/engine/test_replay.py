@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from cards.family import Components, Made, StepBody
+from cards.request import RequestChanges
 from cards.wire import StepError, StepResult, WorkPlan, WorkUnit
 from engine.contents import Contents
 from engine.errors import IllegalMove
 from engine.events import JobCompleted, JobEvent, StepCompleted
-from engine.replay import Difference, Verdict, verify
+from engine.replay import Difference, Verdict, diff, verify
 from store.blobs import MemoryBlobs
 from store.errors import CorruptBlob, MissingBlob
 from tests.sim import World, request
@@ -184,3 +185,96 @@ async def test_a_job_that_did_not_end_is_executed_as_far_as_it_came(log: list[Jo
 async def test_a_log_that_does_not_fold_is_an_error(log: list[JobEvent], contents: Contents) -> None:
     with pytest.raises(IllegalMove):
         await verify([log[0], JobCompleted()], FAMILY, Fresh(), contents)
+
+
+# -- not from the start, and not in one go --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_step", range(len(PLACES) + 1))
+async def test_a_log_is_executed_from_any_step_on_what_is_stored(
+    log: list[JobEvent], contents: Contents, from_step: int
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    verdict = await verify(
+        log, FAMILY, Fresh(), contents, lambda node, step: seen.append((node, step)), from_step=from_step
+    )
+
+    assert (verdict.equal, verdict.steps) == (True, len(PLACES) - from_step)
+    assert seen == PLACES[from_step:]
+
+
+async def test_a_step_whose_start_is_no_longer_stored_cannot_be_started_from(
+    log: list[JobEvent], contents: Contents
+) -> None:
+    gone = steps(log)[2].tensors["x"].digest
+
+    verdict = await verify(log, FAMILY, Fresh(), Damaged(contents, missing=[gone]), from_step=3)
+
+    assert verdict.difference is not None
+    assert (verdict.difference.node, verdict.difference.step, verdict.difference.what) == ("count", 2, "state")
+    assert gone in verdict.difference.logged
+
+
+async def test_a_log_with_everything_that_people_did_to_it_is_executed_step_by_step() -> None:
+    """Steps that were taken back are executed too: they were made, and on what the log says."""
+    world = World()
+    async with world.engine() as running:
+        worker = running.workers[0]
+        worker.hold_at = 5
+        parent = await running.client.submit(request("a count big=70000"))
+        await running.until(lambda: worker.gate is not None and running.engine.steps == 4)
+        await running.client.verbs.rewind(parent.id, 2)
+        worker.open()
+        await running.ended(parent.id)
+        fork = await running.client.fork(parent.id, 3, RequestChanges(prompt="a count big=70000 start=2"))
+        await running.ended(fork.id)
+        logs = {job: [told.event for told in await running.client.events(job)] for job in (parent.id, fork.id)}
+
+    everything = Contents(world.journal, world.blobs)
+    for job, executed in ((parent.id, 6 + 2), (fork.id, 6 + 1)):
+        verdict = await verify(logs[job], FAMILY, Fresh(), everything)
+        assert (verdict.equal, verdict.steps) == (True, executed), verdict.difference
+    rewound = await verify(logs[parent.id], FAMILY, Fresh(), everything, from_step=5)
+    assert (rewound.equal, rewound.steps) == (True, 3)
+
+
+# -- two logs -------------------------------------------------------------------------------------------------------
+
+
+async def log_of(prompt: str = "a count", **fields: Any) -> list[JobEvent]:
+    world = World()
+    async with world.engine() as running:
+        job = await running.ended((await running.client.submit(request(prompt, **fields))).id)
+        return [told.event for told in await running.client.events(job.id)]
+
+
+async def test_two_runs_of_one_request_do_not_differ() -> None:
+    assert diff(await log_of(), await log_of()) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [({"guidance": 2.0}, ("count", 0)), ({"seed": 8}, ("prepare", 0)), ({"steps": 3}, ("count", 3))],
+)
+async def test_two_logs_differ_where_they_part(fields: dict[str, Any], place: tuple[str, int]) -> None:
+    ours, theirs = await log_of(), await log_of(**fields)
+
+    difference = diff(ours, theirs)
+
+    assert difference is not None
+    assert (difference.node, difference.step) == place
+    if "steps" in fields:
+        assert (difference.what, difference.logged, difference.found) == ("step", "count step 3", "finish step 0")
+    else:
+        assert difference.logged == steps(ours)[place[0] == "count"].tensors[difference.what].digest
+        assert difference.found == steps(theirs)[place[0] == "count"].tensors[difference.what].digest
+
+
+async def test_a_log_that_ends_sooner_differs_at_its_end() -> None:
+    whole, failed = await log_of(), await log_of("a count fail=2")
+
+    difference = diff(whole, failed)
+
+    assert difference is not None
+    assert (difference.node, difference.step, difference.found) == ("count", 2, "nothing")

@@ -53,12 +53,13 @@ async def test_a_stream_that_drops_is_taken_up_where_it_was() -> None:
             return httpx.Response(200, stream=Dropping([event(3), event(5)], breaks=True))
         if len(asked) == 2:
             return httpx.Response(503)
-        return httpx.Response(200, stream=Dropping([event(8), event(9, "job_completed"), event(99)], breaks=False))
+        last = [event(8), event(9, "job_failed"), event(11, "job_retried"), event(12, "job_completed")]
+        return httpx.Response(200, stream=Dropping(last, breaks=False))
 
     async with server(answer) as remote:
         seen = [one["position"] async for one in remote.events("j")]
 
-    assert seen == [3, 5, 8, 9]
+    assert seen == [3, 5, 8, 9, 11, 12]
     assert asked == ["0", "5", "5"]
 
 

@@ -36,10 +36,14 @@ def test_a_seed_that_once_found_something_finds_it_no_more(kept: Kept) -> None:
     ran(kept.seed, engines=kept.engines)
 
 
-def test_the_seeds_see_everything_that_can_happen_to_a_job() -> None:
+def test_the_seeds_see_everything_that_can_happen_to_a_job_but_what_operators_do() -> None:
     seen = {kind for report in ran(*range(1000, 1030)) for kind in report.kinds}
+    events = {str(kind.__struct_config__.tag) for kind in get_args(JobEvent)}
 
-    assert seen == {kind.__struct_config__.tag for kind in get_args(JobEvent)}
+    assert events - seen == {
+        "job_forked", "job_imported", "job_migrated", "job_moved_away", "job_quarantined", "job_retried", "job_rewound",
+        "job_terminated", "quarantine_lifted", "request_changed",
+    }  # fmt: skip
 
 
 def test_a_seed_is_the_same_world_again_also_in_another_process_with_another_hash() -> None:
