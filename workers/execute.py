@@ -73,22 +73,26 @@ class Executor:
         seconds: float,
     ) -> Answer:
         """`named` are the tensors that the step read, by object: one that is handed through has a name already."""
-        inline: dict[str, bytes] = {}
-        tensors: dict[str, TensorRef] = {}
         if writes is not None and set(made.tensors) != set(writes):
             raise BrokenPromise(", ".join(sorted(set(made.tensors) ^ set(writes))))
-        for name, tensor in made.tensors.items():
-            ref, kept = (named[id(tensor)], tensor) if id(tensor) in named else self._store(tensor, inline)
-            self.resident.put(unit.job, ref, kept, promised(unit, name))
-            tensors[name] = ref
+        fresh: dict[str, bytes] = {}
+        kept = {
+            name: (named[id(tensor)], tensor) if id(tensor) in named else _encoded(tensor, fresh)
+            for name, tensor in made.tensors.items()
+        }
         artifacts: list[ArtifactRef] = []
         for artifact in made.artifacts:
             digest = codec.digest(artifact.data)
-            self._put(digest, artifact.data, inline)
+            fresh[digest] = artifact.data
             artifacts.append(artifact.ref(digest))
+        inline = {digest: data for digest, data in fresh.items() if len(data) <= INLINE_LIMIT}
+        if self._stores and len(inline) < len(fresh):
+            self._blobs.put_named({digest: data for digest, data in fresh.items() if digest not in inline})
+        for name, (ref, tensor) in kept.items():
+            self.resident.put(unit.job, ref, tensor, promised(unit, name))
         result = StepResult(
             id=unit,
-            tensors=tensors,
+            tensors={name: ref for name, (ref, _) in kept.items()},
             artifacts=tuple(artifacts),
             scalars=made.scalars,
             seconds=seconds,
@@ -96,18 +100,13 @@ class Executor:
         )
         return Answer(result, tuple(inline.values()))
 
-    def _store(self, tensor: "torch.Tensor", inline: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
-        """Its name, and the tensor to go on with: the one that a resume would load, if that is not laid out alike."""
-        ref, data = codec.encode(tensor)
-        self._put(ref.digest, data, inline)
-        alike = not tensor.storage_offset() and tensor.stride() == ref.strides
-        return ref, tensor if alike else codec.decode(data)
 
-    def _put(self, digest: str, data: bytes, inline: dict[str, bytes]) -> None:
-        if len(data) <= INLINE_LIMIT:
-            inline[digest] = data
-        elif self._stores:
-            self._blobs.put(data)
+def _encoded(tensor: "torch.Tensor", fresh: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
+    """Its name, and the tensor to go on with: the one that a resume would load, if that is not laid out alike."""
+    ref, data = codec.encode(tensor)
+    fresh[ref.digest] = data
+    alike = not tensor.storage_offset() and tensor.stride() == ref.strides
+    return ref, tensor if alike else codec.decode(data)
 
 
 def _step_error(error: Exception) -> StepError:
