@@ -24,7 +24,7 @@ fix: .venv/installed  ## what to run before check
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness
+bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness, blobs
 	$(BIN)/python -m ops.bench
 
 bench-quality: .venv/installed  ## the judge over all prompts, SEEDS clips of each (20 minutes a seed on one core)
