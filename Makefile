@@ -5,13 +5,16 @@ PROMPT ?= a red circle moving right on a black background
 FAST := -m "not slow"
 SEEDS ?= 1
 
-.PHONY: demo test check fix bench bench-quality clean
+.PHONY: demo test crash check fix bench bench-store bench-quality clean
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
 
 test: .venv/installed  ## all tests
 	$(BIN)/pytest -q
+
+crash: .venv/installed  ## a kill at every operation of the store, and every power cut: minutes
+	$(BIN)/python -m tests.crash
 
 check: .venv/installed  ## format, lint, arrows, types, fast tests
 	$(BIN)/ruff format --check .
@@ -27,13 +30,21 @@ fix: .venv/installed  ## what to run before check
 bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness, blobs
 	$(BIN)/python -m ops.bench
 
+bench-store: .venv/installed .venv-peers/installed  ## the store and the engine beside DBOS and eventsourcing, and which goals are met
+	$(BIN)/python -m ops.bench.store
+
 bench-quality: .venv/installed  ## the judge over all prompts, SEEDS clips of each (20 minutes a seed on one core)
 	$(BIN)/python -m training.shapes.evaluate --seeds $(SEEDS)
 
 clean:
-	rm -rf .venv build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-peers build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: pyproject.toml constraints.txt
 	test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+.venv-peers/installed: constraints-peers.txt
+	test -d .venv-peers || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --requirement constraints-peers.txt
 	touch $@

@@ -13,6 +13,7 @@ from cards.request import GenerationRequest
 from engine.client import Client
 from engine.errors import JobNotFound
 from engine.job import Job
+from engine.views import JobFilter
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 KEY_LIMIT = 255
@@ -37,7 +38,8 @@ class Jobs:
         asked = query(request, schema.JobsQuery)
         if asked.after is not None:
             await self._check_cursor(asked.after)
-        rows = await self._client.jobs(status=asked.status, model=asked.model, after=asked.after, limit=asked.limit + 1)
+        where = JobFilter(status=asked.status, model=asked.model)
+        rows = await self._client.jobs(where, after=asked.after, limit=asked.limit + 1)
         data = [present.summary(row) for row in rows[: asked.limit]]
         return Json(schema.JobPage(data=data, has_more=len(rows) > asked.limit, last_id=data[-1].id if data else None))
 
@@ -56,7 +58,7 @@ class Jobs:
         return Json([present.checkpoint(step) for step in await self._client.checkpoints(job_id(request))])
 
     def _shown(self, job: Job) -> schema.Job:
-        return present.job(job, self._cards, self._client.held_up(job.id))
+        return present.job(job, self._cards, self._client.held_up(job))
 
     async def _check_cursor(self, after: str) -> None:
         """A cursor that is no job would give an empty page, and nobody would know why."""

@@ -3,14 +3,14 @@
 A field keeps its meaning for as long as `/v1` is served; a new one may appear at any time.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct, field
 
 from cards.card import OutputSpec, Range
 from engine.events import JobEvent
 
-Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
 
 Word = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """Any machine integer: the card says how far a number may go, this only keeps out what no card could ask about."""
@@ -38,7 +38,7 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class JobsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    status: Annotated[str, Meta(pattern="^(queued|running|completed|failed|cancelled)$")] | None = None
+    status: Annotated[str, Meta(pattern=f"^({'|'.join(get_args(Status))})$")] | None = None
     model: Text | None = None
     after: Annotated[str, Meta(description="The id of the last job of the page before.")] | None = None
     limit: PageSize = 20

@@ -2,7 +2,7 @@
 
 import random
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from cards.card import ModelCard, Range
 from cards.errors import InvalidRequest
@@ -37,6 +37,30 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     preview_every: int
     priority: int
     metadata: dict[str, str]
+
+
+class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a fork asks for otherwise than its parent did. A model is never changed: its weights made what is there."""
+
+    prompt: str | UnsetType = UNSET
+    negative_prompt: str | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    steps: int | UnsetType = UNSET
+    guidance: float | UnsetType = UNSET
+    preview_every: int | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Those that are set."""
+        return {name: value for name, value in structs.asdict(self).items() if value is not UNSET}
+
+
+def revise(request: ResolvedRequest, changes: RequestChanges, card: ModelCard) -> ResolvedRequest:
+    """The request with some fields changed, checked like any other. Raises InvalidRequest."""
+    asked = GenerationRequest(**structs.asdict(request) | changes.fields)
+    return resolve(asked, card, random.Random())  # a seed is there: nothing is drawn
 
 
 def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) -> ResolvedRequest:

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from cards.loop import LoopState
-from cards.wire import UnitId, WorkPlan
+from cards.wire import TensorRef, UnitId, WorkPlan
 from engine import events as facts
 from engine.errors import UnreadableBody
-from engine.events import JobEvent, JobSubmitted
-from engine.job import Job, fold
-from engine.views import row
+from engine.events import JobEvent
+from engine.job import Job, State, fold
+from engine.views import listed, row
 from store.journal import Append, Appended, Blob, IdempotencyKey, Journal, Loaded
 
 
@@ -74,19 +74,31 @@ class JobActor:
         """Done once all that has been decided so far may be seen."""
         self.waits = False
         """For the blob store, which refused the last step's bytes."""
+        self.parting = False
+        """About to leave this engine once nothing is out: no step is sent meanwhile."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing for this engine to do about the job, now or when something comes back."""
+        return self.job.state not in (State.RUNNING, State.CANCELLING) and not self.out
 
     def write(
-        self, events: Sequence[JobEvent], *, at: float, claim: bool = False, inline: dict[str, bytes] | None = None
+        self,
+        events: Sequence[JobEvent],
+        *,
+        at: float,
+        lease: str | None,
+        claim: bool = False,
+        inline: dict[str, bytes] | None = None,
     ) -> Pending:
         """Fold the events and queue them as one append, with a checkpoint of where the job then is.
 
-        `self.state` must already be the state after them.
+        `self.state` must already be the state after them. The append is refused once the `lease` has run out.
         """
-        before = self.job
+        before = listed(self.job)
         for event in events:
             self.job = fold(self.job, event)
-        if self.job.terminal:
-            self.state, self.lined_up = None, False
+        self._let_go()
         append = Append(
             stream=stream(self.job.id),
             expected=self.version,
@@ -96,7 +108,8 @@ class JobActor:
             claim=claim,
             checkpoint=_encode(Saved(self.job, self.state)),
             blobs=tuple(Blob(digest, data) for digest, data in (inline or {}).items()),
-            row=row(self.job, at) if self.job.state != before.state else None,
+            row=row(self.job, at) if listed(self.job) != before else None,
+            lease=lease,
         )
         self.version += len(events)
         self.epoch += claim
@@ -104,6 +117,14 @@ class JobActor:
         self.told = asyncio.get_running_loop().create_future()
         self.told.add_done_callback(_seen)  # not everyone who writes waits to be told
         return Pending(self, self.job, self._journal.append(append), self.told)
+
+    def _let_go(self) -> None:
+        """Of what the job's state has no use for."""
+        self.lined_up = self.lined_up and self.job.state is State.RUNNING
+        if self.job.state not in (State.RUNNING, State.PAUSED, State.CANCELLING):
+            self.out.clear()
+        if self.job.terminal:
+            self.state = None
 
     def move_to(self, worker: str | None) -> None:
         """The job's next step runs with this worker, which holds nothing of it yet if it is another one."""
@@ -126,12 +147,18 @@ class JobActor:
         self.inline = {digest: have[digest] for digest in needs(self.job, self.state) if digest in have}
 
 
+def tensors(job: Job, state: LoopState | None) -> dict[str, TensorRef]:
+    """All tensors that the job's next steps may read, by digest."""
+    if job.terminal:
+        return {}
+    states = [one for one in (state, *(stage.state for stage in job.route)) if one is not None]
+    refs = [ref for one in states for ref in (*one.tensors.values(), *one.inputs.values())]
+    return {ref.digest: ref for ref in (*refs, *job.outputs.values())}
+
+
 def needs(job: Job, state: LoopState | None) -> tuple[str, ...]:
-    """The digests of all tensors that the job's next steps may read."""
-    if state is None:
-        return ()
-    refs = [*state.tensors.values(), *state.inputs.values(), *job.outputs.values()]
-    return tuple(dict.fromkeys(ref.digest for ref in refs))
+    """Their digests."""
+    return tuple(tensors(job, state))
 
 
 def _seen(told: "asyncio.Future[Job]") -> None:
@@ -143,17 +170,16 @@ def stream(job: str) -> str:
     return f"job/{job}"
 
 
-def submission(job: JobSubmitted, notices: Sequence[JobEvent], at: float, key: IdempotencyKey | None) -> Append:
+def new_stream(events: Sequence[JobEvent], saved: Saved, at: float, key: IdempotencyKey | None = None) -> Append:
     """The append that makes a job. It has no actor yet: like any other, it is found and claimed."""
-    events: list[JobEvent] = [job, *notices]
-    folded = replay(events)
     return Append(
-        stream=stream(job.job),
+        stream=stream(saved.job.id),
         expected=0,
         epoch=0,
         at=at,
         events=tuple(facts.encode(event) for event in events),
-        row=row(folded, at),
+        checkpoint=_encode(saved),
+        row=row(saved.job, at),
         key=key,
     )
 

@@ -5,15 +5,11 @@ from enum import StrEnum
 
 from cards.wire import Released
 from engine import verbs
-from engine.actor import JobActor, restore, stream
 from engine.clock import Clock
 from engine.dispatch import Dispatcher
-from engine.errors import JobNotFound, StoreTrouble
 from engine.events import JobCancelled
 from engine.job import State
 from engine.ledger import Ledger
-from store.errors import StoreError
-from store.journal import Journal
 
 
 class Outcome(StrEnum):
@@ -25,8 +21,7 @@ class Outcome(StrEnum):
 
 
 class Canceller:
-    def __init__(self, journal: Journal, ledger: Ledger, dispatcher: Dispatcher, clock: Clock) -> None:
-        self._journal = journal
+    def __init__(self, ledger: Ledger, dispatcher: Dispatcher, clock: Clock) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._clock = clock
@@ -34,14 +29,16 @@ class Canceller:
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
         """Raises JobNotFound, StoreTrouble, HistoryError. What it returns is durable."""
-        actor = self._ledger.actors.get(job_id)
-        if actor is None:
-            return await self._cancel_in_log(job_id, reason)
+        actor = await self._ledger.find(job_id)
         asked = not actor.job.terminal and actor.job.state is not State.CANCELLING
-        if asked:
+        if asked or not self._ledger.drives(actor):  # a cancel that nobody is at any more ends now
+            events = verbs.cancel(actor.job, reason, running=bool(actor.out))
+            if not events:
+                return Outcome.ALREADY_TERMINAL
+            asked = True
             self._since[job_id] = self._clock.monotonic()
             actor.lined_up = False
-            self._ledger.write(actor, verbs.cancel(actor.job, reason, running=bool(actor.out)))
+            self._ledger.write(actor, events)
             await self._dispatcher.release(actor)
         job = await asyncio.shield(actor.told)
         if not job.terminal:
@@ -64,21 +61,3 @@ class Canceller:
         waiting = {job: actor for job, actor in actors.items() if actor and actor.job.state is State.CANCELLING}
         self._since = {job: self._since[job] for job in waiting}
         return [actor.home for job, actor in waiting.items() if actor.home and self._since[job] < since]
-
-    async def _cancel_in_log(self, job_id: str, reason: str) -> Outcome:
-        """Nobody drives this job: claiming it and cancelling it are one append."""
-        try:
-            loaded = await self._journal.load(stream(job_id))
-        except StoreError as error:
-            raise StoreTrouble(str(error)) from error
-        if loaded is None:
-            raise JobNotFound(job_id)
-        if job_id in self._ledger.actors:
-            return await self.cancel(job_id, reason)
-        actor = JobActor(self._journal, loaded, restore(loaded))
-        events = verbs.cancel(actor.job, reason, running=False)
-        if not events:
-            return Outcome.ALREADY_TERMINAL
-        self._ledger.actors[job_id] = actor
-        await asyncio.shield(self._ledger.write(actor, events, claim=True))
-        return Outcome.CANCELLED

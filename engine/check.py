@@ -10,7 +10,7 @@ from engine.actor import replay, restore
 from engine.errors import HistoryError
 from engine.events import JobEvent
 from engine.job import Job, fold
-from engine.views import row
+from engine.views import listed, row
 from store.journal import Event, JobRow, Journal, Loaded
 
 PAGE = 1000
@@ -92,14 +92,14 @@ def _row_problems(
 
 
 def _derived_row(events: list[Event]) -> JobRow:
-    """The row as the appends wrote it: its time is that of the last change of state."""
+    """The row as the appends wrote it: its time is that of the last change of what is listed."""
     job: Job | None = None
     changed_at = 0.0
     for event in events:
-        before = job.state if job else None
+        before = listed(job) if job else None
         fact: JobEvent = facts.decode(event)
         job = fold(job, fact)
-        if job.state != before:
+        if listed(job) != before:
             changed_at = event.at
     assert job is not None, "a stream has events"
     return row(job, changed_at)

@@ -2,29 +2,43 @@
 
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import anyio
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards import registry
 from cards.card import ModelCard
-from cards.request import GenerationRequest, resolve
+from cards.request import GenerationRequest, RequestChanges, resolve
 from cards.wire import ArtifactRef, TensorRef
+from engine import course, fork, statistics
 from engine import events as facts
-from engine import statistics
-from engine.actor import replay, restore, stream, submission
+from engine.actor import Saved, new_stream, replay, restore, stream
 from engine.cancel import Outcome
 from engine.clock import Clock
 from engine.contents import BlobReader, Contents
 from engine.engine import Engine
-from engine.errors import ArtifactLost, ArtifactNotFound, Draining, JobNotFound, KeyReused, StoreTrouble
-from engine.events import JobEvent, JobSubmitted, NoticeGiven, StepCompleted
+from engine.errors import (
+    ArtifactLost,
+    ArtifactNotFound,
+    Draining,
+    JobNotFound,
+    KeyReused,
+    NoSuchPlace,
+    StoreTrouble,
+    WorkerNotFound,
+)
+from engine.events import JobEvent, JobForked, JobSubmitted, NoticeGiven
 from engine.job import Job
-from engine.statistics import EngineStatistics, Readiness
+from engine.operate import Operator
+from engine.past import Past
+from engine.statistics import EngineStatistics, Readiness, WorkerSeen
 from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError
-from store.journal import Event, IdempotencyKey, JobRow, Journal
+from store.journal import ALL_JOBS, Event, IdempotencyKey, JobFilter, JobRow, Journal
+
+AS_IT_IS = RequestChanges()
 
 
 class Told(Struct, frozen=True):
@@ -62,6 +76,9 @@ class Client:
         self._engine = engine
         self._journal = journal
         self._contents = Contents(journal, blobs)
+        self._past = Past(journal, self._contents, engine.registry, engine.identities)
+        self.verbs = Operator(engine, self._past, clock)
+        """What people do to jobs: pause, resume, retry, terminate, quarantine, lift, rewind, migrate."""
         self._clock = clock
         self._ids = ids
         self._chance = chance
@@ -83,16 +100,29 @@ class Client:
             job=self._ids(), request=resolved, model=self._engine.identities[family.card.name], submitted_at=now
         )
         notices = [NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(resolved)]
-        claim = IdempotencyKey(key, _fingerprint(request)) if key is not None else None
-        try:
-            await self._journal.append(submission(submitted, notices, now, claim))
-        except KeyTaken as taken:
-            return await self._same_job(taken, request)
-        except StoreError as error:
-            self._engine.ledger.trouble = str(error)
-            raise StoreTrouble(str(error)) from error
-        self._engine.look_for_work()
-        return replay([submitted, *notices])
+        return await self._accept([submitted, *notices], Saved(replay([submitted, *notices]), None), key, request)
+
+    async def fork(self, job_id: str, at_step: int, changes: RequestChanges = AS_IT_IS, key: str | None = None) -> Job:
+        """A new job that shares a job's first `at_step` steps and goes on from there with what `changes` sets.
+
+        Raises JobNotFound, NoSuchStep, TensorsGone, InvalidRequest, Unrunnable, LoopFailed, KeyReused, Draining,
+        HistoryError, StoreTrouble.
+        """
+        if self._engine.draining:
+            raise Draining
+        log = await self._past.read(job_id)
+        walked = await self._past.at(log, at_step, "at_step")
+        family = self._past.family(log.job)
+        events = fork.log(
+            log.events,
+            replace(log.submitted, job=self._ids(), submitted_at=self._clock.now()),
+            JobForked(parent=job_id, at_step=at_step, changes=changes),
+            fork.change(walked, changes, family),
+            ended=fork.ended(walked.job, family),
+            engine=self._engine.settings.name,
+        )
+        forked = course.follow(events, family)
+        return await self._accept(events, Saved(forked.job, forked.state), key, (job_id, at_step, changes))
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
         """Raises JobNotFound, StoreTrouble."""
@@ -110,12 +140,10 @@ class Client:
             raise JobNotFound(job_id)
         return restore(loaded).job
 
-    async def jobs(
-        self, *, status: str | None = None, model: str | None = None, after: str | None = None, limit: int = 100
-    ) -> list[JobRow]:
+    async def jobs(self, where: JobFilter = ALL_JOBS, *, after: str | None = None, limit: int = 100) -> list[JobRow]:
         """Newest first. Raises StoreTrouble."""
         try:
-            return await self._journal.jobs(status=status, model=model, after=after, limit=limit)
+            return await self._journal.jobs(where, after=after, limit=limit)
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
 
@@ -154,17 +182,12 @@ class Client:
                         yield []
 
     async def checkpoints(self, job_id: str) -> list[StepTensors]:
-        """Every step's tensors by digest, whole history. Raises JobNotFound, StoreTrouble."""
-        steps: list[StepTensors] = []
-        after = 0
-        while told := await self.events(job_id, after=after):
-            after = told[-1].position
-            steps += [
-                StepTensors(t.event.node, t.event.step, t.event.tensors)
-                for t in told
-                if isinstance(t.event, StepCompleted)
-            ]
-        return steps
+        """Every step's tensors by digest, as the log now stands: what was rewound is not in it.
+
+        Raises JobNotFound, HistoryError, StoreTrouble.
+        """
+        log = await self._past.read(job_id)
+        return [StepTensors(step.node, step.step, step.tensors) for step in log.steps]
 
     async def artifact(self, job_id: str, name: str) -> tuple[ArtifactRef, bytes]:
         """Raises JobNotFound, ArtifactNotFound, ArtifactLost, StoreTrouble."""
@@ -184,9 +207,44 @@ class Client:
     def models(self) -> list[ModelCard]:
         return [family.card for family in self._engine.registry.values()]
 
-    def held_up(self, job_id: str) -> str | None:
+    def held_up(self, job: Job) -> str | None:
         """Why this engine cannot go on with an open job, if it cannot."""
-        return self._engine.reconciler.unrunnable.get(job_id)
+        if job.open and job.pool is not None and not self._engine.fleet.serving(job.model, job.pool):
+            return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
+        return self._engine.reconciler.unrunnable.get(job.id)
+
+    def destination(self, name: str) -> dict[str, str]:
+        """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either. Raises NoSuchPlace."""
+        kind, _, rest = name.partition(":")
+        if kind in ("pool", "engine") and rest:
+            return {kind: rest}
+        pools = {seat.hello.pool for seat in self._engine.fleet.seats.values()}
+        engines = {self._engine.settings.name}
+        if name in pools or name in engines:
+            return {"pool" if name in pools else "engine": name}
+        there = ", ".join([f"pool:{one}" for one in sorted(pools)] + [f"engine:{one}" for one in sorted(engines)])
+        raise NoSuchPlace(f"no pool and no engine is named {name!r}; there are: {there}")
+
+    def workers(self) -> list[WorkerSeen]:
+        return statistics.workers(self._engine, self._clock.monotonic())
+
+    async def drain_worker(self, worker: str) -> WorkerSeen:
+        """It gets no more work; its jobs go on elsewhere after the step they are in, then it leaves.
+
+        Raises WorkerNotFound.
+        """
+        self._check_worker(worker)
+        await self._engine.drain_worker(worker)
+        return next(seen for seen in self.workers() if seen.id == worker)
+
+    async def fence_worker(self, worker: str, reason: str = "") -> None:
+        """It is given up at once, and what it says from now on decides nothing. Raises WorkerNotFound."""
+        self._check_worker(worker)
+        await self._engine.give_up(worker, reason or "fenced by an operator", blame=False)
+
+    def _check_worker(self, worker: str) -> None:
+        if worker not in self._engine.fleet.seats:
+            raise WorkerNotFound(worker, sorted(self._engine.fleet.seats))
 
     def servable(self, model: str) -> bool:
         """Whether a worker that runs this model is there now."""
@@ -198,16 +256,26 @@ class Client:
     def statistics(self) -> EngineStatistics:
         return statistics.statistics(self._engine)
 
-    async def _same_job(self, taken: KeyTaken, request: GenerationRequest) -> Job:
-        job_id = taken.stream.removeprefix("job/")
-        if taken.fingerprint != _fingerprint(request):
-            raise KeyReused(taken.key, job_id) from taken
-        return await self.job(job_id)
+    async def _accept(self, events: Sequence[JobEvent], saved: Saved, key: str | None, asked: object) -> Job:
+        """Write a new job's log. A key that was used for the same before gives that job."""
+        claim = IdempotencyKey(key, _fingerprint(asked)) if key is not None else None
+        try:
+            await self._journal.append(new_stream(events, saved, saved.job.submitted_at, claim))
+        except KeyTaken as taken:
+            job_id = taken.stream.removeprefix("job/")
+            if taken.fingerprint != _fingerprint(asked):
+                raise KeyReused(taken.key, job_id) from taken
+            return await self.job(job_id)
+        except StoreError as error:
+            self._engine.ledger.trouble = str(error)
+            raise StoreTrouble(str(error)) from error
+        self._engine.look_for_work()
+        return saved.job
 
 
 def _told(event: Event) -> Told:
     return Told(event.position, event.version, event.at, event.type, facts.decode(event))
 
 
-def _fingerprint(request: GenerationRequest) -> str:
-    return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()
+def _fingerprint(asked: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()

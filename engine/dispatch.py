@@ -45,8 +45,9 @@ class Dispatcher:
         """Send every step that a worker takes. Returns the seats that turned out to be gone."""
         gone: list[Seat] = []
         for actor, seat, unit in self._assign():
-            wanted = any(sent.id == unit.id for sent in actor.out) and actor.job.state is State.RUNNING
-            if wanted and not await self._send(actor, seat, unit) and self._fleet.leave(seat.worker):
+            if not any(sent.id == unit.id for sent in actor.out) or actor.job.state is State.CANCELLING:
+                seat.outstanding.pop(unit.id, None)  # while others were sent it became pointless
+            elif not await self._send(actor, seat, unit) and self._fleet.leave(seat.worker):
                 gone.append(seat)
         return gone
 
@@ -58,8 +59,8 @@ class Dispatcher:
     def _assign(self) -> list[Assignment]:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
         assigned = []
-        later = []
-        while self._ready and any(seat.has_room for seat in self._fleet.seats.values()):
+        later: list[tuple[int, int, JobActor]] = []
+        while self._ready and (not later or any(seat.has_room for seat in self._fleet.seats.values())):
             entry = heapq.heappop(self._ready)
             actor = entry[2]
             if not self._current(actor):
@@ -92,7 +93,7 @@ class Dispatcher:
         return home is not None and home.has_room
 
     def _seat_for(self, actor: JobActor, plan: WorkPlan) -> Seat | None:
-        seats = self._fleet.serving(actor.job.model)
+        seats = self._fleet.serving(actor.job.model, actor.job.pool)
         if actor.out:  # it reads what only that worker will have
             seats = [seat for seat in seats if seat.worker == actor.home]
         return choose(seats, plan, actor.home)
@@ -108,7 +109,7 @@ class Dispatcher:
         actor.lined_up = False
         keep = needs(actor.job, following.state)
         inline = tuple(digest for digest in keep if digest in actor.inline and digest not in actor.held)
-        actor.held = actor.held.union(inline)
+        actor.held = actor.held.intersection(keep).union(inline)  # the worker forgets what is not kept
         unit = WorkUnit(id=actor.next_unit(next(self._serials)), plan=following.plan, inline=inline, keep=keep)
         actor.out.append(Sent(unit.id, unit.plan))
         seat.outstanding[unit.id] = unit.plan

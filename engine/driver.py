@@ -17,7 +17,7 @@ from cards.request import ResolvedRequest
 from cards.wire import StepResult, TensorRef, UnitId, WorkPlan, promised
 from engine.errors import LoopFailed
 from engine.events import JobCompleted, JobEvent, NodeCompleted, NodeStarted, StepCompleted
-from engine.job import Job
+from engine.job import Job, fold
 
 log = logging.getLogger("keyframe.driver")
 
@@ -43,12 +43,14 @@ def node_of(job: Job, family: Family) -> Node:
 
 def resume(job: Job, family: Family, state: LoopState | None) -> Turn:
     """Go on from a saved state, or from the first one of the node where the job is. Raises LoopFailed."""
-    node = node_of(job, family)
-    with _family_code(node):
-        if state is None:
-            state = _begin(job.request, family, job.place.index, job.outputs)
-        plan = _next(family, state)
-    return Turn(() if job.place.started else (_started(node, state),), state, plan)
+    with _family_code(node_of(job, family)):
+        return _resume(job, family, state)
+
+
+def first_state(request: ResolvedRequest, family: Family, index: int, outputs: dict[str, TensorRef]) -> LoopState:
+    """The state that a node begins with, given what earlier nodes made. Raises LoopFailed."""
+    with _family_code(family.card.program.nodes[index]):
+        return _begin(request, family, index, outputs)
 
 
 def completed(node: Node, plan: WorkPlan, result: StepResult, worker: str) -> StepCompleted:
@@ -101,13 +103,26 @@ def _fold_in(job: Job, family: Family, state: LoopState, done: StepCompleted) ->
     if isinstance(plan, WorkPlan):
         return Turn((), state, plan)
     made = NodeCompleted(node=node.name, outputs=loop.finalize(state))
-    following = job.place.index + 1
-    if following == len(family.card.program.nodes):
+    following = fold(job, made)
+    if following.place.index == len(family.card.program.nodes):
         return Turn((made, JobCompleted()), None, None)
-    outputs = {**job.outputs, **{f"{node.name}.{name}": ref for name, ref in made.outputs.items()}}
-    state = _begin(job.request, family, following, outputs)
-    started = _started(family.card.program.nodes[following], state)
-    return Turn((made, started), state, _next(family, state))
+    turn = _resume(following, family, _waiting(job, following, family))
+    return replace(turn, events=(made, *turn.events))
+
+
+def _resume(job: Job, family: Family, state: LoopState | None) -> Turn:
+    if state is None:
+        state = _begin(job.request, family, job.place.index, job.outputs)
+    plan = _next(family, state)
+    return Turn(() if job.place.started else (_started(node_of(job, family), state),), state, plan)
+
+
+def _waiting(before: Job, job: Job, family: Family) -> LoopState | None:
+    """The state of a node that waited for earlier ones to run again: it reads what they have made now."""
+    if not before.route or before.route[0].state is None:
+        return None
+    fresh = _begin(job.request, family, job.place.index, job.outputs)
+    return replace(before.route[0].state, inputs=fresh.inputs)
 
 
 def _begin(request: ResolvedRequest, family: Family, index: int, outputs: dict[str, TensorRef]) -> LoopState:

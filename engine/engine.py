@@ -13,7 +13,7 @@ from msgspec import Struct
 from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
-from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Refuse, Released, StepResult, WorkPlan
+from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Refuse, Released, Shutdown, StepResult, WorkPlan
 from engine import driver, verbs
 from engine.actor import JobActor
 from engine.cancel import Canceller
@@ -24,12 +24,21 @@ from engine.events import JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
 from engine.job import Job, State
+from engine.lease import Lease
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
 from engine.reconcile import Reconciler
 from store.journal import Journal
 
 log = logging.getLogger("keyframe.engine")
+
+FREES = frozenset(
+    {
+        "job_submitted", "job_released", "job_resumed", "job_retried", "job_rewound", "job_migrated", "job_imported",
+        "quarantine_lifted",
+    }
+)  # fmt: skip
+"""After these events a job is there for the taking."""
 
 WRONG_BLOBS = "this worker's blob folder is not the engine's: start it with the --data folder of the engine"
 
@@ -50,6 +59,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     reconcile_s: float = 1.0
     watch_s: float = 0.5
     silent_s: float = 5.0
+    lease_s: float = 10.0
+    """How long others leave this engine's jobs alone without a renewal, where several share a store."""
+    url: str = ""
+    """Where the others, and people, reach this engine."""
     cancel_grace_s: float = 30.0
     """How long a running step may hold up a cancel before its worker is killed."""
 
@@ -71,9 +84,25 @@ class Engine:
         self.settings = settings
         self.hub = Hub()
         self.fleet = Fleet(settings.silent_s)
-        self.ledger = Ledger(journal, clock, self.hub, self._on_told, self._on_dropped)
+        self.lease = Lease(
+            journal,
+            clock,
+            engine=settings.name,
+            ttl_s=settings.lease_s,
+            url=settings.url,
+            models=self._served,
+            lapsed=self._lapsed,
+        )
+        self.ledger = Ledger(
+            journal,
+            clock,
+            self.hub,
+            lease=self.lease.name,
+            on_told=self._on_told,
+            on_dropped=self._on_dropped,
+        )
         self.dispatcher = Dispatcher(self.ledger, self.fleet, link, registry)
-        self.canceller = Canceller(journal, self.ledger, self.dispatcher, clock)
+        self.canceller = Canceller(self.ledger, self.dispatcher, clock)
         self.identities = {name: identity(family) for name, family in registry.items()}
         """Each card and its weights, as they are here."""
         self.draining = False
@@ -87,12 +116,16 @@ class Engine:
             self.identities,
             engine=settings.name,
             max_active=settings.max_active,
-            served=lambda actor: bool(self.fleet.serving(actor.job.model)) or not self.fleet.seats,
+            monotonic=clock.monotonic,
+            patience_s=3 * settings.reconcile_s,
+            served=lambda actor: bool(self.fleet.serving(actor.job.model, actor.job.pool)) or not self.fleet.seats,
             claimed=self._claimed,
         )
+        self._journal = journal
         self._link = link
         self._clock = clock
         self._kill = kill
+        self._lapses: list[JobActor] = []
         self._joined: set[tuple[str, int]] = set()
         self._reconciling = anyio.Lock()
         self._introduced_at: dict[str, float] = {}
@@ -108,6 +141,8 @@ class Engine:
             tasks.start_soon(self._listen)
             tasks.start_soon(self._reconcile)
             tasks.start_soon(self._watch)
+            tasks.start_soon(self._keep_lease)
+            tasks.start_soon(self._follow)
             await self._stopped.wait()
             tasks.cancel_scope.cancel()
 
@@ -122,10 +157,10 @@ class Engine:
             await self._clock.sleep(0.01)
         for actor in list(self.ledger.actors.values()):
             if actor.job.state is State.RUNNING:
-                actor.out.clear()
                 self.ledger.write(actor, [JobReleased(engine=self.settings.name)])
         with anyio.move_on_after(grace_s):
             await self.ledger.settled()
+            await self.lease.end()
         self._stopped.set()
 
     def look_for_work(self) -> None:
@@ -153,10 +188,36 @@ class Engine:
                 await self.watch()
             last = now
 
+    async def _keep_lease(self) -> None:
+        while self._journal.shared:
+            fresh = not self.lease.held
+            await self.renew()
+            if fresh and self.lease.held:
+                self.look_for_work()
+            await self._clock.sleep(self.lease.pause_s)
+
+    async def _follow(self) -> None:
+        """Wake those who wait for what other engines write, and take what they leave."""
+        async for news in self._journal.news():
+            for each in news:
+                self.hub.wake(each.stream.removeprefix("job/"))
+            if any(each.type in FREES for each in news):
+                self.look_for_work()
+
+    async def peers(self) -> list[str]:
+        """The engines that work on this store now, this one among them."""
+        live = [engine.name for engine in await self._journal.engines() if engine.left_s > 0]
+        return sorted({self.settings.name, *live})
+
+    async def renew(self) -> None:
+        """Keep the lease. If it has run out, what was driven under it is let go of first."""
+        await self.lease.renew()
+        await self._let_go()
+
     async def reconcile(self) -> None:
         """Send again what the blob store refused, and take over open jobs that nobody drives."""
         async with self._reconciling:
-            if self.draining:
+            if self.draining or not self.lease.check():
                 return
             for actor in self.ledger.actors.values():
                 actor.waits = actor.waits and bool(actor.out)  # what was sent ahead of it must be back first
@@ -203,6 +264,11 @@ class Engine:
             self._kill(self.fleet.seats[worker].hello)
             await self.lose(worker, reason, blame=blame)
 
+    async def drain_worker(self, worker: str) -> None:
+        """A worker gets no more work: its jobs go on elsewhere after the step they are in, and then it leaves."""
+        self.fleet.seats[worker].draining = True
+        await self._dispatch()
+
     async def lose_process(self, host: str, pid: int, reason: str) -> bool:
         """A worker's process has ended. Whether it had come so far as to join."""
         await self._clock.sleep(LAST_WORDS_S)
@@ -215,6 +281,8 @@ class Engine:
 
     async def watch(self) -> None:
         """Give up workers that have been silent too long, or that hold up a cancel beyond its grace."""
+        self.lease.check()
+        await self._let_go()
         for seat in self.fleet.silent(self._clock.monotonic()):
             await self.give_up(seat.worker, f"silent for {self.settings.silent_s:g} s")
         for worker in self.canceller.overdue(self.settings.cancel_grace_s):
@@ -253,7 +321,7 @@ class Engine:
             await self.give_up(worker, "sent bytes that do not hash to their name", blame=False)
             return
         sent = actor.out.popleft()
-        if actor.job.state is State.RUNNING and not actor.waits:
+        if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
             self._fold_in(actor, worker, sent.plan, result, arrived)
         await self._go_on(actor)
 
@@ -311,22 +379,26 @@ class Engine:
 
     async def _go_on(self, actor: JobActor) -> None:
         """The job's next step may run, or there is none."""
-        if actor.job.terminal:
+        if actor.at_rest:
             await self.dispatcher.release(actor)
+            self.ledger.let_go(actor)
         self._line_up(actor)
         await self._dispatch()
 
     async def _dispatch(self) -> None:
-        if self.draining:
+        if self.draining or not self.lease.check():
             return
         while gone := await self.dispatcher.dispatch():
             for seat in gone:
                 self._kill(seat.hello)
                 self._lost(seat, "unreachable", blame=False)
+        for seat in self.fleet.drained():
+            seat.dismissed = True
+            await self._link.send(seat.worker, Shutdown())
 
     async def _on_told(self, actor: JobActor) -> None:
-        """Durability caught up: a job that waited for it goes on, and one that has ended makes room."""
-        if actor.durable.terminal:
+        """Durability caught up: a job that waited for it goes on, and one that has left makes room."""
+        if not self.ledger.drives(actor):
             self.look_for_work()
         elif self._line_up(actor):
             await self._dispatch()
@@ -335,9 +407,21 @@ class Engine:
         """A job's append failed: its worker forgets it, and reconciling will find it again."""
         await self.dispatcher.release(actor)
 
+    def _lapsed(self) -> None:
+        self._lapses += self.ledger.forget()
+
+    async def _let_go(self) -> None:
+        """Have the workers forget the jobs that were driven under a lease that ran out."""
+        while self._lapses:
+            await self.dispatcher.release(self._lapses.pop())
+
+    def _served(self) -> list[str]:
+        """The models that there are workers for."""
+        return sorted(name for name, model in self.identities.items() if self.fleet.serving(model))
+
     def _line_up(self, actor: JobActor) -> bool:
         """Line the job's next step up, if none is lined up, and its units are not too far ahead of worker and disk."""
-        idle = actor.job.state is State.RUNNING and not actor.lined_up and not actor.waits
+        idle = actor.job.state is State.RUNNING and not (actor.lined_up or actor.waits or actor.parting)
         may = idle and len(actor.out) < AHEAD and actor.undurable + len(actor.out) < self.settings.window
         if may:
             self.dispatcher.line_up(actor)

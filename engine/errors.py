@@ -4,14 +4,23 @@ EngineError
  - ArtifactNotFound    the job has no artifact of that name (yet)
  - ArtifactLost        its bytes are gone or damaged on disk
  - KeyReused           an idempotency key came back with another request
+ - NotAllowed          a verb that the job's state does not allow
+ - NoSuchStep          a step that the job has not completed
+ - TensorsGone         the tensors that a step left are no longer stored
+ - Unrunnable          this engine has not the card or the weights that the job pins
+ - NoSuchPlace         nowhere to move a job to
+ - WorkerNotFound      no such worker
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
+    - Overtaken        somebody else wrote to the job's log first
  - LoopFailed          a family's loop raised: its job ends, nothing else does
  - HistoryError        a log that cannot be read
     - UnknownEvent     an event tag that this code does not know
     - IllegalMove      an event that the job's state does not allow
     - UnreadableBody   the body of an event or a checkpoint is not what its type says
 """
+
+from collections.abc import Iterable, Sequence
 
 
 class EngineError(Exception):
@@ -46,6 +55,48 @@ class KeyReused(EngineError):
         self.job = job
 
 
+class NotAllowed(EngineError):
+    """`possible` are the verbs that the state does allow."""
+
+    def __init__(self, job: str, verb: str, state: str, possible: Iterable[str]) -> None:
+        there = ", ".join(possible) or "nothing"
+        super().__init__(f"job {job} is {state}: {verb} is not possible; possible: {there}")
+        self.job = job
+        self.verb = verb
+        self.state = state
+
+
+class NoSuchStep(EngineError):
+    def __init__(self, job: str, field: str, step: int, there: int) -> None:
+        super().__init__(f"{field}: {step} is no step of job {job}, which has completed {there}: give 0 to {there}")
+        self.field = field
+
+
+class TensorsGone(EngineError):
+    """`nearest` are the steps around it whose tensors are there."""
+
+    def __init__(self, job: str, step: int, nearest: Sequence[int]) -> None:
+        there = " and ".join(map(str, nearest))
+        super().__init__(f"the tensors after step {step} of job {job} are no longer stored; the nearest are of {there}")
+        self.nearest = tuple(nearest)
+
+
+class Unrunnable(EngineError):
+    def __init__(self, job: str, problem: str) -> None:
+        super().__init__(f"job {job} cannot go on here: {problem}")
+
+
+class NoSuchPlace(EngineError):
+    """The message says what there is."""
+
+    field = "to"
+
+
+class WorkerNotFound(EngineError):
+    def __init__(self, worker: str, there: Iterable[str]) -> None:
+        super().__init__(f"no worker {worker!r}; there are: {', '.join(there) or 'none'}")
+
+
 class Draining(EngineError):
     def __init__(self) -> None:
         super().__init__("the engine is stopping; ask again in a moment")
@@ -53,6 +104,10 @@ class Draining(EngineError):
 
 class StoreTrouble(EngineError):
     """The message is the store's own."""
+
+
+class Overtaken(StoreTrouble):
+    """Nothing was acknowledged; what was asked for may be asked for again."""
 
 
 class LoopFailed(EngineError):

@@ -5,14 +5,17 @@ Rule 2: a new field has a default. A new meaning is a new event.
 Rule 3: the tag is spelled out, so renaming a class cannot orphan a log.
 """
 
+from collections.abc import Mapping
 from typing import TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct
 
-from cards.request import ResolvedRequest
+from cards.loop import LoopState
+from cards.request import RequestChanges, ResolvedRequest
 from cards.wire import ArtifactRef, ModelIdentity, Scalar, TensorRef
 from engine.errors import UnknownEvent, UnreadableBody
+from engine.upcast import UPCASTS, Upcast, upcast
 from store.journal import Event, NewEvent
 
 
@@ -31,6 +34,36 @@ class NoticeGiven(Struct, frozen=True, kw_only=True, tag="notice_given"):
     code: str
     field: str
     message: str
+
+
+class Place(Struct, frozen=True):
+    """Where in its program a job is: `step` steps of the `index`-th node are done. `started` once that node is."""
+
+    index: int = 0
+    step: int = 0
+    steps: int = 0
+    started: bool = False
+
+
+class Stage(Struct, frozen=True):
+    """A node that a job comes to, and the state to go on from there; without one the node begins."""
+
+    place: Place
+    state: LoopState | None = None
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """All that the steps of a job have made of it, as it was after one of them."""
+
+    place: Place
+    route: tuple[Stage, ...]
+    state: LoopState | None
+    request: ResolvedRequest
+    notices: tuple[NoticeGiven, ...]
+    outputs: dict[str, TensorRef]
+    artifacts: dict[str, ArtifactRef]
+    fingerprint: str | None
+    exact: bool
 
 
 class JobAdmitted(Struct, frozen=True, kw_only=True, tag="job_admitted"):
@@ -116,6 +149,86 @@ class JobFailed(Struct, frozen=True, kw_only=True, tag="job_failed"):
     attempt: int
 
 
+class JobPaused(Struct, frozen=True, kw_only=True, tag="job_paused"):
+    """No step is sent from here on. One that is with a worker still counts when it comes back."""
+
+    reason: str = ""
+
+
+class JobResumed(Struct, frozen=True, kw_only=True, tag="job_resumed"):
+    pass
+
+
+class JobQuarantined(Struct, frozen=True, kw_only=True, tag="job_quarantined"):
+    """Somebody wants this job left alone: no engine touches it, and what is still out decides nothing."""
+
+    reason: str = ""
+
+
+class QuarantineLifted(Struct, frozen=True, kw_only=True, tag="quarantine_lifted"):
+    """The job goes on from its last checkpoint; one that had failed has a new chance."""
+
+
+class JobRetried(Struct, frozen=True, kw_only=True, tag="job_retried"):
+    """Somebody gave a job that had failed or been cancelled a new chance, from its last checkpoint."""
+
+    reason: str = ""
+
+
+class JobTerminated(Struct, frozen=True, kw_only=True, tag="job_terminated"):
+    """Cancelled at once: a worker may still run a step of it, which decides nothing."""
+
+    reason: str = ""
+
+
+class JobForked(Struct, frozen=True, kw_only=True, tag="job_forked"):
+    """This job shares the first `at_step` steps of another: they follow as they are in its log."""
+
+    parent: str
+    at_step: int
+    changes: RequestChanges = RequestChanges()
+
+
+class RequestChanged(Struct, frozen=True, kw_only=True, tag="request_changed"):
+    """From here on the job runs for this request, with these notices.
+
+    It goes through the nodes of `route`, and after the last in the program's order: earlier nodes run again if the
+    request changes what they begin with, and the one that the job was in goes on from the tensors it had.
+    """
+
+    request: ResolvedRequest
+    route: tuple[Stage, ...]
+    notices: tuple[NoticeGiven, ...] = ()
+
+
+class JobRewound(Struct, frozen=True, kw_only=True, tag="job_rewound"):
+    """The job is where it was after `to_step` steps of its program. What came later stays in the log and is void."""
+
+    to_step: int
+    standing: Standing
+    reason: str = ""
+
+
+class JobMigrated(Struct, frozen=True, kw_only=True, tag="job_migrated"):
+    """The job's next step is for the workers of this pool, or for this engine."""
+
+    pool: str | None = None
+    engine: str | None = None
+    reason: str = ""
+
+
+class JobImported(Struct, frozen=True, kw_only=True, tag="job_imported"):
+    """The log up to here was written to another store, and goes on in this one."""
+
+    origin: str
+
+
+class JobMovedAway(Struct, frozen=True, kw_only=True, tag="job_moved_away"):
+    """The log goes on in another store, and no more in this one."""
+
+    to: str
+
+
 JobEvent: TypeAlias = (
     JobSubmitted
     | NoticeGiven
@@ -131,6 +244,18 @@ JobEvent: TypeAlias = (
     | JobCancelled
     | JobCompleted
     | JobFailed
+    | JobPaused
+    | JobResumed
+    | JobQuarantined
+    | QuarantineLifted
+    | JobRetried
+    | JobTerminated
+    | JobForked
+    | RequestChanged
+    | JobRewound
+    | JobMigrated
+    | JobImported
+    | JobMovedAway
 )
 
 EVENT_TYPES: dict[str, type[JobEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(JobEvent)}
@@ -147,11 +272,12 @@ def encode(event: JobEvent) -> NewEvent:
     return NewEvent(tag(event), _encode(event))
 
 
-def decode(event: Event) -> JobEvent:
-    """Raises UnknownEvent for a tag that this code does not know, UnreadableBody."""
-    if event.type not in _decoders:
-        raise UnknownEvent(event.type)
+def decode(event: Event, upcasts: Mapping[str, Upcast] = UPCASTS) -> JobEvent:
+    """An event of any release, in today's words. Raises UnknownEvent for a tag that nobody knows, UnreadableBody."""
     try:
-        return _decoders[event.type](event.body)
+        type, body = upcast(event.type, event.body, upcasts)
+        if type not in _decoders:
+            raise UnknownEvent(type)
+        return _decoders[type](body)
     except msgspec.DecodeError as error:
         raise UnreadableBody(f"event {event.version} ({event.type})", str(error)) from error

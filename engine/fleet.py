@@ -29,6 +29,10 @@ class Seat(Struct, kw_only=True):
     beat: Heartbeat | None = None
     outstanding: dict[UnitId, WorkPlan] = field(default_factory=dict)
     step_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    draining: bool = False
+    """It gets no more work, and is told to leave once it has none."""
+    dismissed: bool = False
+    """It has been told."""
 
     @property
     def worker(self) -> str:
@@ -54,12 +58,15 @@ class Seat(Struct, kw_only=True):
     @property
     def has_room(self) -> bool:
         """Whether one more unit would not wait here for longer than it should."""
-        return self.free_credits > 0 and (len(self.outstanding) < AT_ONCE or self.queued_s < QUEUE_S)
+        return (
+            not self.draining and self.free_credits > 0 and (len(self.outstanding) < AT_ONCE or self.queued_s < QUEUE_S)
+        )
 
     @property
     def queued_s(self) -> float:
         """Seconds of work that are here, as far as is known."""
-        return sum(self.step_s.get((plan.instance, plan.kind), math.inf) for plan in self.outstanding.values())
+        known = self.step_s
+        return sum([known.get((plan.instance, plan.kind), math.inf) for plan in self.outstanding.values()])
 
     def took(self, plan: WorkPlan, seconds: float) -> None:
         """A step was timed."""
@@ -110,8 +117,14 @@ class Fleet:
             for unit in units:
                 seat.outstanding.pop(unit, None)
 
-    def serving(self, model: ModelIdentity) -> list[Seat]:
-        return [seat for seat in self.seats.values() if seat.serves(model)]
+    def serving(self, model: ModelIdentity, pool: str | None = None) -> list[Seat]:
+        """The seats that take work for a model, in this pool if one is named."""
+        here = [seat for seat in self.seats.values() if pool in (None, seat.hello.pool)]
+        return [seat for seat in here if seat.serves(model) and not seat.draining]
+
+    def drained(self) -> list[Seat]:
+        """Those that were to leave and have nothing left to do."""
+        return [seat for seat in self.seats.values() if seat.draining and not (seat.outstanding or seat.dismissed)]
 
 
 def choose(seats: Sequence[Seat], plan: WorkPlan, home: str | None) -> Seat | None:

@@ -16,58 +16,120 @@ from engine.events import (
     JobCompleted,
     JobEvent,
     JobFailed,
+    JobForked,
+    JobImported,
+    JobMigrated,
+    JobMovedAway,
+    JobPaused,
+    JobQuarantined,
     JobRecovered,
     JobReleased,
+    JobResumed,
+    JobRetried,
+    JobRewound,
     JobSubmitted,
+    JobTerminated,
     NodeCompleted,
     NodeStarted,
     NoticeGiven,
     NumericsChanged,
+    QuarantineLifted,
+    RequestChanged,
+    Stage,
     StepCompleted,
     WorkerLost,
     tag,
 )
+from engine.events import Place as Place
 
 
 class State(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     CANCELLING = "cancelling"
+    QUARANTINED = "quarantined"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    MOVED = "moved"
 
 
-TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.MOVED})
+OPEN = frozenset({State.QUEUED, State.RUNNING, State.CANCELLING})
+"""An engine has work to do on it."""
 
 # Every legal move. What is not here is refused; docs/lifecycle.md is drawn from this table.
 NEXT: dict[State, dict[type[JobEvent], State]] = {
     State.QUEUED: {
         NoticeGiven: State.QUEUED,
+        JobForked: State.QUEUED,
+        JobImported: State.QUEUED,
+        JobMigrated: State.QUEUED,
+        JobRewound: State.QUEUED,
         JobAdmitted: State.RUNNING,
         JobRecovered: State.RUNNING,
+        JobPaused: State.PAUSED,
+        JobQuarantined: State.QUARANTINED,
         CancelRequested: State.CANCELLING,
+        JobTerminated: State.CANCELLED,
+        JobMovedAway: State.MOVED,
     },
     State.RUNNING: {
         JobRecovered: State.RUNNING,
         JobReleased: State.QUEUED,
+        JobImported: State.QUEUED,
+        JobRewound: State.QUEUED,
         NodeStarted: State.RUNNING,
         StepCompleted: State.RUNNING,
         NodeCompleted: State.RUNNING,
         NumericsChanged: State.RUNNING,
+        RequestChanged: State.RUNNING,
         WorkerLost: State.RUNNING,
+        JobMigrated: State.RUNNING,
+        JobPaused: State.PAUSED,
+        JobQuarantined: State.QUARANTINED,
         CancelRequested: State.CANCELLING,
+        JobTerminated: State.CANCELLED,
         JobCompleted: State.COMPLETED,
         JobFailed: State.FAILED,
+    },
+    State.PAUSED: {
+        NodeStarted: State.PAUSED,
+        StepCompleted: State.PAUSED,
+        NodeCompleted: State.PAUSED,
+        NumericsChanged: State.PAUSED,
+        WorkerLost: State.PAUSED,
+        JobMigrated: State.PAUSED,
+        JobRewound: State.PAUSED,
+        JobImported: State.PAUSED,
+        JobResumed: State.QUEUED,
+        JobQuarantined: State.QUARANTINED,
+        CancelRequested: State.CANCELLING,
+        JobTerminated: State.CANCELLED,
+        JobCompleted: State.COMPLETED,
+        JobFailed: State.FAILED,
+        JobMovedAway: State.MOVED,
     },
     State.CANCELLING: {
         JobRecovered: State.CANCELLING,
         WorkerLost: State.CANCELLING,
         JobCancelled: State.CANCELLED,
+        JobTerminated: State.CANCELLED,
+    },
+    State.QUARANTINED: {
+        JobMigrated: State.QUARANTINED,
+        JobRewound: State.QUARANTINED,
+        JobImported: State.QUARANTINED,
+        QuarantineLifted: State.QUEUED,
+        CancelRequested: State.CANCELLING,
+        JobTerminated: State.CANCELLED,
+        JobMovedAway: State.MOVED,
     },
     State.COMPLETED: {},
-    State.FAILED: {},
-    State.CANCELLED: {},
+    State.FAILED: {JobRetried: State.QUEUED, JobRewound: State.QUEUED, JobQuarantined: State.QUARANTINED},
+    State.CANCELLED: {JobRetried: State.QUEUED, JobRewound: State.QUEUED},
+    State.MOVED: {},
 }
 
 
@@ -79,13 +141,11 @@ class Failure(Struct, frozen=True):
     attempt: int
 
 
-class Place(Struct, frozen=True):
-    """Where in its program a job is: `step` steps of the `index`-th node are done. `started` once that node is."""
+class Parent(Struct, frozen=True):
+    """The job whose first steps a fork shares."""
 
-    index: int = 0
-    step: int = 0
-    steps: int = 0
-    started: bool = False
+    job: str
+    at_step: int
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -98,6 +158,8 @@ class Job(Struct, frozen=True, kw_only=True):
     submitted_at: float
     admitted: bool = False
     place: Place = Place()
+    route: tuple[Stage, ...] = ()
+    """The nodes to go to after this one, where a changed request has made it go back; then the program's order."""
     outputs: dict[str, TensorRef] = {}
     artifacts: dict[str, ArtifactRef] = {}
     notices: tuple[NoticeGiven, ...] = ()
@@ -108,10 +170,21 @@ class Job(Struct, frozen=True, kw_only=True):
     exact: bool = True
     """Whether all steps ran under one numerics fingerprint."""
     failure: Failure | None = None
+    reason: str = ""
+    """Why it is paused or in quarantine, in the words of whoever wanted that."""
+    parent: Parent | None = None
+    pool: str | None = None
+    """The only workers that may run it, if that was asked for."""
+    owner: str | None = None
+    """The engine that drives it, or the one that it has been sent to."""
 
     @property
     def terminal(self) -> bool:
         return self.state in TERMINAL
+
+    @property
+    def open(self) -> bool:
+        return self.state in OPEN
 
 
 def move(state: State, event: JobEvent) -> State:
@@ -143,24 +216,45 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
         case NoticeGiven():
             return replace(job, notices=(*job.notices, event))
         case JobAdmitted():
-            return replace(job, admitted=True)
+            return replace(job, admitted=True, owner=event.engine)
         case JobRecovered():
-            return replace(job, admitted=True, attempt=job.attempt + 1)
+            return replace(job, admitted=True, owner=event.engine, attempt=job.attempt + 1)
         case NodeStarted():
             return replace(job, place=replace(job.place, steps=event.steps, started=True))
         case StepCompleted():
             return _completed_step(job, event)
         case NodeCompleted():
-            made = {f"{event.node}.{name}": ref for name, ref in event.outputs.items()}
-            return replace(job, place=Place(index=job.place.index + 1), outputs={**job.outputs, **made})
+            return _completed_node(job, event)
         case NumericsChanged():
             same = job.fingerprint in (None, event.fingerprint)
             return replace(job, fingerprint=event.fingerprint, exact=job.exact and same)
         case WorkerLost():
             return replace(job, deaths=job.deaths + event.blamed, attempt=job.attempt + 1)
         case JobFailed():
-            return replace(job, failure=Failure(event.kind, event.message, event.node, event.step, event.attempt))
-        case JobReleased() | CancelRequested() | JobCancelled() | JobCompleted():
+            failure = Failure(event.kind, event.message, event.node, event.step, event.attempt)
+            return replace(job, failure=failure, owner=None)
+        case JobPaused() | JobQuarantined():
+            return replace(job, reason=event.reason, owner=None)
+        case JobResumed():
+            return replace(job, reason="")
+        case QuarantineLifted():
+            return replace(job, reason="", failure=None, deaths=0)
+        case JobRetried():
+            return replace(job, failure=None, deaths=0)
+        case JobForked():
+            return replace(job, parent=Parent(event.parent, event.at_step))
+        case RequestChanged():
+            here, *route = event.route
+            return replace(
+                job, request=event.request, notices=event.notices, place=here.place, route=tuple(route), deaths=0
+            )
+        case JobRewound():
+            return _rewound(job, event)
+        case JobMigrated():
+            return replace(job, pool=event.pool or job.pool, owner=event.engine or job.owner)
+        case JobReleased() | JobImported() | JobCancelled() | JobTerminated() | JobCompleted() | JobMovedAway():
+            return replace(job, owner=None)
+        case CancelRequested():
             return job
         case JobSubmitted():
             raise AssertionError("folded above")
@@ -173,5 +267,31 @@ def _completed_step(job: Job, event: StepCompleted) -> Job:
         job,
         place=replace(job.place, step=event.step + 1),
         artifacts={**job.artifacts, **{ref.name: ref for ref in event.artifacts}},
+        deaths=0,
+    )
+
+
+def _completed_node(job: Job, event: NodeCompleted) -> Job:
+    """On to the next node. One that has run again leaves nothing of what it made before."""
+    kept = {name: ref for name, ref in job.outputs.items() if not name.startswith(f"{event.node}.")}
+    made = {f"{event.node}.{name}": ref for name, ref in event.outputs.items()}
+    place = job.route[0].place if job.route else Place(index=job.place.index + 1)
+    return replace(job, place=place, route=job.route[1:], outputs=kept | made)
+
+
+def _rewound(job: Job, event: JobRewound) -> Job:
+    then = event.standing
+    return replace(
+        job,
+        place=then.place,
+        route=then.route,
+        request=then.request,
+        notices=then.notices,
+        outputs=then.outputs,
+        artifacts=then.artifacts,
+        fingerprint=then.fingerprint,
+        exact=then.exact,
+        owner=None,
+        failure=None,
         deaths=0,
     )

@@ -7,9 +7,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from engine.actor import JobActor, Pending
+from engine.actor import JobActor, Pending, restore, stream
 from engine.clock import Clock
-from engine.errors import StoreTrouble
+from engine.errors import JobNotFound, Overtaken, StoreTrouble
 from engine.events import JobEvent
 from engine.hub import Hub
 from engine.job import Job
@@ -22,18 +22,48 @@ Followup = Callable[[JobActor], Awaitable[None]]
 
 
 class Ledger:
-    """`on_told` is called after each append that became durable, `on_dropped` after one that did not."""
+    """`lease` is what appends are written under, `on_told` is called after each that became durable, `on_dropped` after
+    one that did not.
+    """
 
-    def __init__(self, journal: Journal, clock: Clock, hub: Hub, on_told: Followup, on_dropped: Followup) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        hub: Hub,
+        *,
+        lease: str | None,
+        on_told: Followup,
+        on_dropped: Followup,
+    ) -> None:
         self.actors: dict[str, JobActor] = {}
         self.trouble: str | None = None
         """Why the store took no writes the last time it was asked, or None."""
         self._journal = journal
         self._clock = clock
         self._hub = hub
+        self._lease = lease
         self._on_told = on_told
         self._on_dropped = on_dropped
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
+
+    async def find(self, job_id: str) -> JobActor:
+        """The actor that drives the job, or one made of its log if nobody here does: to write, it must claim it.
+
+        Raises JobNotFound, StoreTrouble, HistoryError.
+        """
+        if (actor := self.actors.get(job_id)) is not None:
+            return actor
+        try:
+            loaded = await self._journal.load(stream(job_id))
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+        if loaded is None:
+            raise JobNotFound(job_id)
+        return self.actors.get(job_id) or JobActor(self._journal, loaded, restore(loaded))
+
+    def drives(self, actor: JobActor) -> bool:
+        return self.actors.get(actor.job.id) is actor
 
     def write(
         self,
@@ -43,8 +73,13 @@ class Ledger:
         claim: bool = False,
         inline: dict[str, bytes] | None = None,
     ) -> "asyncio.Future[Job]":
-        """One turn. What comes back is done when people have been told, or raises StoreTrouble; await it shielded."""
-        pending = actor.write(events, at=self._clock.now(), claim=claim, inline=inline)
+        """One turn. What comes back is done when people have been told, or raises StoreTrouble; await it shielded.
+
+        An actor that is new here takes its log over with its first write.
+        """
+        claim = claim or not self.drives(actor)
+        self.actors[actor.job.id] = actor
+        pending = actor.write(events, at=self._clock.now(), lease=self._lease, claim=claim, inline=inline)
         self._pending.put_nowait(pending)
         return pending.told
 
@@ -60,6 +95,14 @@ class Ledger:
                 await self._told(pending)
             self._pending.task_done()
 
+    def forget(self) -> list[JobActor]:
+        """Drop all actors: others may have their jobs. Returns them."""
+        dropped = list(self.actors.values())
+        self.actors.clear()
+        for actor in dropped:
+            self._hub.wake(actor.job.id)
+        return dropped
+
     async def settled(self) -> None:
         """Return once nothing is on its way to disk."""
         await self._pending.join()
@@ -72,9 +115,13 @@ class Ledger:
         if not pending.told.done():  # its caller may have been cancelled; the append stands
             pending.told.set_result(pending.after)
         self._hub.wake(actor.job.id)
-        if pending.after.terminal and self.actors.get(actor.job.id) is actor:
-            del self.actors[actor.job.id]
+        self.let_go(actor)
         await self._on_told(actor)
+
+    def let_go(self, actor: JobActor) -> None:
+        """Forget an actor that has nothing left to do. Its log has all of it."""
+        if actor.at_rest and not actor.undurable and self.drives(actor):
+            del self.actors[actor.job.id]
 
     async def _drop(self, pending: Pending, error: StoreError) -> None:
         """The actor believed what did not become true: forget it. The log knows better and is loaded again."""
@@ -83,8 +130,9 @@ class Ledger:
             self.trouble = str(error)
         actor.undurable -= 1
         if not pending.told.done():
-            pending.told.set_exception(StoreTrouble(str(error)))
-        if self.actors.get(actor.job.id) is actor:
+            kind = Overtaken if isinstance(error, StreamConflict) else StoreTrouble
+            pending.told.set_exception(kind(str(error)))
+        if self.drives(actor):
             log.warning("dropped an actor whose append failed: %s", error, extra={"job": actor.job.id})
             del self.actors[actor.job.id]
             self._hub.wake(actor.job.id)

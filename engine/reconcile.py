@@ -3,16 +3,17 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from cards.card import Node
 from cards.registry import Registry
 from cards.wire import ModelIdentity
-from engine import driver, verbs
+from engine import driver, share, verbs
 from engine.actor import JobActor, needs, restore, stream
 from engine.errors import HistoryError, LoopFailed
-from engine.events import JobAdmitted, JobCancelled, JobEvent, JobRecovered
+from engine.events import JobCancelled, JobEvent
 from engine.job import Job, State, fold
 from engine.ledger import Ledger
 from store.errors import CorruptBlob, StoreError
-from store.journal import Journal, Loaded
+from store.journal import JobRow, Journal, Loaded
 
 log = logging.getLogger("keyframe.reconcile")
 
@@ -27,6 +28,7 @@ class Reconciler:
     """`claimed` is called with each actor whose claim has been queued.
 
     At most `max_active` jobs are driven at once; one whose model no worker is there for (`served`) does not count.
+    Where several engines share a store, each takes its share, and after `patience_s` what another has left.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class Reconciler:
         *,
         engine: str,
         max_active: int,
+        monotonic: Callable[[], float],
+        patience_s: float,
         served: Callable[[JobActor], bool],
         claimed: Callable[[JobActor], Awaitable[None]],
     ) -> None:
@@ -49,6 +53,9 @@ class Reconciler:
         self._registry = registry
         self._engine = engine
         self._max_active = max_active
+        self._monotonic = monotonic
+        self._patience_s = patience_s
+        self._open_since: dict[str, float] = {}
         self._served = served
         self._claimed = claimed
 
@@ -73,13 +80,26 @@ class Reconciler:
 
     async def _unclaimed(self) -> list[str]:
         actors, trouble = self._ledger.actors, self._ledger.trouble
-        rows = await self._journal.jobs(open=True, limit=self._max_active + len(actors) + len(self.unrunnable))
-        unclaimed = [row.id for row in rows if row.id not in actors and row.id not in self.unrunnable]
+        limit = self._max_active + len(actors) + len(self.unrunnable)
+        rows = await self._journal.claimable(self._engine, limit)
+        unclaimed = await self._ours([row for row in rows if row.id not in actors and row.id not in self.unrunnable])
         if not actors and not unclaimed:
             self._ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out
         driven = sum(map(self._served, actors.values()))
         room = max(0, min(self._max_active - driven, CROWD * self._max_active - len(actors)))
         return unclaimed[: min(1, room) if trouble else room]  # one is enough to try a store in trouble
+
+    async def _ours(self, rows: Sequence[JobRow]) -> list[str]:
+        """Those that are for this engine to take, or that another one has left for too long."""
+        if not self._journal.shared or not rows:
+            return [row.id for row in rows]
+        engines, now = await self._journal.engines(), self._monotonic()
+        self._open_since = {row.id: self._open_since.get(row.id, now) for row in rows}
+        return [
+            row.id
+            for row in rows
+            if share.ours(row, self._engine, engines) or share.overdue(row, self._open_since, now, self._patience_s)
+        ]
 
     def _actor(self, job_id: str, loaded: Loaded) -> JobActor | None:
         """One for a job that this engine can go on with."""
@@ -88,25 +108,18 @@ class Reconciler:
         except HistoryError as error:
             self._leave(job_id, str(error))
             return None
-        if saved.job.terminal:
+        if not saved.job.open:
             return None
-        if problem := self._mismatch(saved.job):
+        if problem := mismatch(saved.job.model, self._identities):
             self._leave(job_id, problem)
             return None
         return JobActor(self._journal, loaded, saved)
 
     async def _take_over(self, actor: JobActor, damage: str | None) -> None:
-        taken = self._taken(actor.job)
+        taken = verbs.take(actor.job, self._node(actor.job), self._engine)
         following = self._going_on(actor, fold(actor.job, taken), damage)
-        self._ledger.actors[actor.job.id] = actor
-        self._ledger.write(actor, [taken, *following], claim=True)
+        self._ledger.write(actor, [taken, *following])
         await self._claimed(actor)
-
-    def _taken(self, job: Job) -> JobEvent:
-        if not job.admitted:
-            return JobAdmitted(engine=self._engine)
-        node = driver.node_of(job, self._registry[job.model.name])
-        return JobRecovered(engine=self._engine, node=node.name, step=job.place.step)
 
     def _going_on(self, actor: JobActor, job: Job, damage: str | None) -> Sequence[JobEvent]:
         """What follows from taking a job over. Nothing of it runs anywhere: whoever had it can write no more."""
@@ -114,11 +127,11 @@ class Reconciler:
         if job.state is State.CANCELLING:
             return [JobCancelled()]
         if damage:
-            return verbs.fail(job, driver.node_of(job, family), "corrupt_checkpoint", damage)
+            return verbs.fail(job, self._node(job), "corrupt_checkpoint", damage)
         try:
             turn = driver.resume(job, family, actor.state)
         except LoopFailed as error:
-            return verbs.fail(job, driver.node_of(job, family), "error", str(error))
+            return verbs.fail(job, self._node(job), "error", str(error))
         actor.state, actor.plan = turn.state, turn.plan
         return turn.events
 
@@ -133,16 +146,21 @@ class Reconciler:
             actor.keep_inline(found)
         return [None] * len(actors)
 
-    def _mismatch(self, job: Job) -> str | None:
-        here = self._identities.get(job.model.name)
-        if here is None:
-            return f"this engine has no model {job.model.name!r}"
-        if here.card != job.model.card:
-            return f"the job pins card {job.model.card[:16]}, this engine has {here.card[:16]}"
-        if here.weights != job.model.weights:
-            return f"the job pins weights {job.model.weights[:16]}, this engine has {here.weights[:16]}"
-        return None
-
     def _leave(self, job_id: str, problem: str) -> None:
         self.unrunnable[job_id] = problem
         log.warning("left in the log: %s", problem, extra={"job": job_id})
+
+    def _node(self, job: Job) -> Node:
+        return driver.node_of(job, self._registry[job.model.name])
+
+
+def mismatch(pinned: ModelIdentity, here: Mapping[str, ModelIdentity]) -> str | None:
+    """Why an engine with these models cannot run what is pinned to that one, if it cannot."""
+    ours = here.get(pinned.name)
+    if ours is None:
+        return f"this engine has no model {pinned.name!r}"
+    if ours.card != pinned.card:
+        return f"the job pins card {pinned.card[:16]}, this engine has {ours.card[:16]}"
+    if ours.weights != pinned.weights:
+        return f"the job pins weights {pinned.weights[:16]}, this engine has {ours.weights[:16]}"
+    return None

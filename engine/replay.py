@@ -4,21 +4,21 @@ This is the parity test; nothing weaker is called one.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import zip_longest
 
 from msgspec import Struct
 
 from cards.family import Family
-from cards.loop import LoopState
-from cards.wire import StepResult, UnitId, WorkPlan, WorkUnit
-from engine import driver
+from cards.wire import StepResult, UnitId, WorkUnit
+from engine import course, driver
 from engine.actor import needs
 from engine.contents import Contents
-from engine.events import JobEvent, StepCompleted
-from engine.job import Job, fold
+from engine.course import Walked
+from engine.events import JobEvent, JobRewound, Stage, StepCompleted
 from store.errors import CorruptBlob, MissingBlob
 
-Execute = Callable[[WorkUnit], Awaitable[StepResult]]
-"""Run a unit on a fresh device that keeps the job's tensors from one unit to the next."""
+Execute = Callable[[WorkUnit, list[bytes]], Awaitable[StepResult]]
+"""Run a unit, whose inline tensors follow, on a fresh device that keeps the job's tensors from one unit to the next."""
 
 
 class Difference(Struct, frozen=True):
@@ -53,36 +53,83 @@ async def verify(
     execute: Execute,
     contents: Contents,
     progress: Callable[[str, int], None] = lambda node, step: None,
+    *,
+    from_step: int = 0,
 ) -> Verdict:
     """Execute the log's steps again and compare every digest, and check the bytes that are stored under them.
 
-    Stops at the first difference. Raises IllegalMove for a log that does not fold.
+    The first `from_step` steps are taken as the log has them, and the next is given what they have stored. Stops at the
+    first difference. Raises IllegalMove for a log that does not fold, LoopFailed.
     """
-    job: Job | None = None
-    state: LoopState | None = None
-    steps = tensors = pruned = 0
+    device = _Device(execute, contents, keep=_rewound_to(history))
+    walked: Walked | None = None
+    seen = steps = tensors = pruned = 0
     for event in history:
-        if isinstance(event, StepCompleted):
-            assert job is not None, "a stream starts with JobSubmitted"
-            turn = driver.resume(job, family, state)
-            assert turn.state is not None and turn.plan is not None  # noqa: PT018
+        if isinstance(event, StepCompleted) and (seen := seen + 1) > from_step:
+            assert walked is not None, "a stream starts with JobSubmitted"
             progress(event.node, event.step)
             missing, damage = await _check_stored(event, contents)
             pruned += missing
-            result = await execute(_unit(job, turn.state, turn.plan))
-            difference = damage or _compare(event, result)
+            difference = damage or await device.run(walked, family, event)
             if difference is not None:
-                return Verdict(job.id, steps, tensors, pruned, difference)
-            state = driver.fold_in(job, family, turn.state, event).state
+                return Verdict(walked.job.id, steps, tensors, pruned, difference)
             steps += 1
             tensors += len(event.tensors)
-        job = fold(job, event)
-    assert job is not None, "a stream starts with JobSubmitted"
-    return Verdict(job.id, steps, tensors, pruned, None)
+        walked = course.after(walked, family, event)
+    assert walked is not None, "a stream starts with JobSubmitted"
+    return Verdict(walked.job.id, steps, tensors, pruned, None)
 
 
-def _unit(job: Job, state: LoopState, plan: WorkPlan) -> WorkUnit:
-    return WorkUnit(UnitId(job.id, 0, state.step, 0), plan, keep=needs(job, state))
+def diff(ours: Sequence[JobEvent], theirs: Sequence[JobEvent]) -> Difference | None:
+    """The first step at which two logs part, as they now stand: `logged` is what the first has, `found` the second."""
+    for one, other in zip_longest(course.steps(course.course(ours)), course.steps(course.course(theirs))):
+        if one is None or other is None or (one.node, one.step) != (other.node, other.step):
+            at = one or other
+            return Difference(at.node, at.step, "step", "the logs go on otherwise", _place(one), _place(other))
+        if difference := _compare(one, other, "the logs have other bytes"):
+            return difference
+    return None
+
+
+def _place(step: StepCompleted | None) -> str:
+    return f"{step.node} step {step.step}" if step is not None else "nothing"
+
+
+def _rewound_to(history: Sequence[JobEvent]) -> frozenset[str]:
+    """The tensors that the log goes back to at some time: none of them may be forgotten before."""
+    rewound = [event.standing for event in history if isinstance(event, JobRewound)]
+    states = [stage.state for then in rewound for stage in (Stage(then.place, then.state), *then.route) if stage.state]
+    refs = [ref for state in states for ref in (*state.tensors.values(), *state.inputs.values())]
+    return frozenset(ref.digest for ref in (*refs, *(ref for then in rewound for ref in then.outputs.values())))
+
+
+class _Device:
+    """What a device holds of a job: it is given what it lacks, from what is stored."""
+
+    def __init__(self, execute: Execute, contents: Contents, keep: frozenset[str]) -> None:
+        self._execute = execute
+        self._contents = contents
+        self._keep = keep
+        self._held: frozenset[str] = frozenset()
+
+    async def run(self, walked: Walked, family: Family, event: StepCompleted) -> Difference | None:
+        """Execute the step again. The difference between what it makes and what the log says it made."""
+        turn = driver.resume(walked.job, family, walked.state)
+        assert turn.state is not None and turn.plan is not None  # noqa: PT018
+        keep = frozenset(needs(walked.job, turn.state))
+        inline = sorted(keep - self._held)
+        try:
+            frames = [await self._contents.get(digest) for digest in inline]
+        except (MissingBlob, CorruptBlob) as error:
+            return Difference(event.node, event.step, "state", "cannot be started from", str(error), "nothing")
+        unit = WorkUnit(
+            UnitId(walked.job.id, 0, turn.state.step, 0), turn.plan, inline=tuple(inline), keep=(*keep, *self._keep)
+        )
+        result = await self._execute(unit, frames)
+        self._held = (self._held & (keep | self._keep)) | keep | {ref.digest for ref in result.tensors.values()}
+        if result.error is not None:
+            return Difference(event.node, event.step, "step", "the step failed", "completed", result.error.message)
+        return _compare(event, result, "re-execution made other bytes")
 
 
 async def _check_stored(event: StepCompleted, contents: Contents) -> tuple[int, Difference | None]:
@@ -102,13 +149,10 @@ async def _check_stored(event: StepCompleted, contents: Contents) -> tuple[int, 
     return missing, None
 
 
-def _compare(event: StepCompleted, result: StepResult) -> Difference | None:
-    if result.error is not None:
-        return Difference(event.node, event.step, "step", "the step failed", "completed", result.error.message)
-    logged, found = _made(event), _made(result)
+def _compare(event: StepCompleted, made: StepCompleted | StepResult, problem: str) -> Difference | None:
+    logged, found = _made(event), _made(made)
     for name in [*logged, *(name for name in found if name not in logged)]:
         if found.get(name) != logged.get(name):
-            problem = "re-execution made other bytes"
             return Difference(
                 event.node, event.step, name, problem, logged.get(name, "nothing"), found.get(name, "nothing")
             )

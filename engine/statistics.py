@@ -26,6 +26,38 @@ class EngineStatistics(Struct, frozen=True):
     draining: bool
 
 
+class WorkerSeen(Struct, frozen=True, kw_only=True):
+    """A worker as the engine sees it, last heard `heard_s` seconds ago."""
+
+    id: str
+    pool: str
+    host: str
+    pid: int
+    models: tuple[str, ...]
+    ranks: int
+    outstanding: int
+    draining: bool
+    heard_s: float
+
+
+def workers(engine: Engine, now: float) -> list[WorkerSeen]:
+    """`now` is on the monotonic clock."""
+    return [
+        WorkerSeen(
+            id=seat.worker,
+            pool=seat.hello.pool,
+            host=seat.hello.host,
+            pid=seat.hello.pid,
+            models=tuple(model.name for model in seat.hello.models),
+            ranks=seat.hello.ranks,
+            outstanding=len(seat.outstanding),
+            draining=seat.draining,
+            heard_s=max(0.0, now - seat.heard_at),
+        )
+        for seat in engine.fleet.seats.values()
+    ]
+
+
 def servable(engine: Engine, model: str) -> bool:
     return bool(engine.fleet.serving(engine.identities[model]))
 

@@ -1,8 +1,116 @@
-"""What a job's engine may decide, as events. Pure: each verb looks at the job and says what becomes true."""
+"""What a job's engine may decide, as events. Pure: each verb looks at the job and says what becomes true.
+
+People's verbs raise NotAllowed where the job's state forbids them, and decide nothing where it is so already.
+"""
 
 from cards.card import Node
-from engine.events import CancelRequested, JobCancelled, JobEvent, JobFailed, WorkerLost
-from engine.job import Job, State
+from engine.errors import NotAllowed
+from engine.events import (
+    CancelRequested,
+    JobAdmitted,
+    JobCancelled,
+    JobEvent,
+    JobFailed,
+    JobMigrated,
+    JobPaused,
+    JobQuarantined,
+    JobRecovered,
+    JobReleased,
+    JobResumed,
+    JobRetried,
+    JobRewound,
+    JobTerminated,
+    QuarantineLifted,
+    Standing,
+    WorkerLost,
+)
+from engine.job import TERMINAL, Job, State
+
+_LIVE = frozenset({State.QUEUED, State.RUNNING})
+_ENDED_BADLY = frozenset({State.FAILED, State.CANCELLED})
+_ALL = frozenset(State)
+
+# Where each of people's verbs does something.
+ALLOWED: dict[str, frozenset[State]] = {
+    "pause": _LIVE,
+    "resume": frozenset({State.PAUSED}),
+    "retry": _ENDED_BADLY,
+    "cancel": _ALL - TERMINAL - {State.CANCELLING},
+    "terminate": _ALL - TERMINAL,
+    "quarantine": _LIVE | {State.PAUSED, State.FAILED},
+    "release": frozenset({State.QUARANTINED}),
+    "rewind": _ALL - {State.COMPLETED, State.MOVED},
+    "migrate": _LIVE | {State.PAUSED, State.QUARANTINED},
+    "fork": _ALL,
+}
+
+# Where what a verb wants is so already: it decides nothing, and is no error.
+SO_ALREADY: dict[str, frozenset[State]] = {
+    "pause": frozenset({State.PAUSED}),
+    "resume": _LIVE,
+    "retry": _LIVE,
+    "terminate": TERMINAL,
+    "quarantine": frozenset({State.QUARANTINED}),
+    "release": _LIVE,
+}
+
+
+def _wanted(verb: str, job: Job) -> bool:
+    """Whether the verb has something to do. Raises NotAllowed."""
+    if job.state in SO_ALREADY.get(verb, ()):
+        return False
+    check(verb, job)
+    return True
+
+
+def check(verb: str, job: Job) -> None:
+    """Raises NotAllowed."""
+    if job.state not in ALLOWED[verb]:
+        possible = [name for name, states in ALLOWED.items() if job.state in states]
+        raise NotAllowed(job.id, verb, job.state, possible)
+
+
+# -- people's verbs -----------------------------------------------------------------------------------------------
+
+
+def pause(job: Job, reason: str) -> list[JobEvent]:
+    return [JobPaused(reason=reason)] if _wanted("pause", job) else []
+
+
+def resume(job: Job) -> list[JobEvent]:
+    return [JobResumed()] if _wanted("resume", job) else []
+
+
+def retry(job: Job, reason: str) -> list[JobEvent]:
+    return [JobRetried(reason=reason)] if _wanted("retry", job) else []
+
+
+def terminate(job: Job, reason: str) -> list[JobEvent]:
+    return [JobTerminated(reason=reason)] if _wanted("terminate", job) else []
+
+
+def quarantine(job: Job, reason: str) -> list[JobEvent]:
+    return [JobQuarantined(reason=reason)] if _wanted("quarantine", job) else []
+
+
+def lift(job: Job) -> list[JobEvent]:
+    return [QuarantineLifted()] if _wanted("release", job) else []
+
+
+def rewind(job: Job, to_step: int, standing: Standing, reason: str) -> list[JobEvent]:
+    check("rewind", job)
+    rewound = JobRewound(to_step=to_step, standing=standing, reason=reason)
+    return [JobTerminated(reason="rewound"), rewound] if job.state is State.CANCELLING else [rewound]
+
+
+def migrate(job: Job, pool: str | None, engine: str | None, reason: str) -> list[JobEvent]:
+    """To a pool of this engine, or out of the hands of the engine that has it into those of another."""
+    check("migrate", job)
+    if (pool, engine) in ((job.pool, None), (None, job.owner)):
+        return []
+    migrated = JobMigrated(pool=pool, engine=engine, reason=reason)
+    leaves = engine is not None and job.state is State.RUNNING
+    return [JobReleased(engine=job.owner or ""), migrated] if leaves else [migrated]
 
 
 def cancel(job: Job, reason: str, *, running: bool) -> list[JobEvent]:
@@ -13,9 +121,19 @@ def cancel(job: Job, reason: str, *, running: bool) -> list[JobEvent]:
     return asked if running else [*asked, JobCancelled()]
 
 
+# -- what an engine finds out ---------------------------------------------------------------------------------------
+
+
+def take(job: Job, node: Node, engine: str) -> JobEvent:
+    """An engine takes a job: for the first time, or over from its log."""
+    if not job.admitted:
+        return JobAdmitted(engine=engine)
+    return JobRecovered(engine=engine, node=node.name, step=job.place.step)
+
+
 def fail(job: Job, node: Node, kind: str, message: str) -> list[JobEvent]:
     failed = JobFailed(kind=kind, message=message, node=node.name, step=job.place.step, attempt=job.attempt)
-    return [failed] if job.state is State.RUNNING else []
+    return [failed] if job.state in (State.RUNNING, State.PAUSED) else []
 
 
 def lose_worker(job: Job, node: Node, worker: str, reason: str, *, blamed: bool, max_deaths: int) -> list[JobEvent]:

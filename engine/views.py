@@ -2,18 +2,23 @@
 
 from typing import Literal
 
+from cards.request import ResolvedRequest
 from engine.job import Job, State
+from store.journal import JobFilter as JobFilter
 from store.journal import JobRow as JobRow
 
-Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
 
 STATUS: dict[State, Status] = {
     State.QUEUED: "queued",
     State.RUNNING: "running",
+    State.PAUSED: "paused",
     State.CANCELLING: "running",
+    State.QUARANTINED: "quarantined",
     State.COMPLETED: "completed",
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
+    State.MOVED: "moved",
 }
 
 
@@ -21,8 +26,13 @@ def status(job: Job) -> Status:
     return STATUS[job.state]
 
 
+def listed(job: Job) -> tuple[State, str | None, int, ResolvedRequest]:
+    """What of a job makes a new row of the list when it changes."""
+    return job.state, job.owner, job.attempt, job.request
+
+
 def row(job: Job, at: float) -> JobRow:
-    """`at` is the time of the job's last change of state."""
+    """`at` is the time of the last change of what is `listed`."""
     return JobRow(
         id=job.id,
         status=status(job),
@@ -30,5 +40,8 @@ def row(job: Job, at: float) -> JobRow:
         priority=job.request.priority,
         submitted_at=job.submitted_at,
         updated_at=at,
-        open=not job.terminal,
+        open=job.open,
+        owner=job.owner,
+        attempts=job.attempt,
+        metadata=job.request.metadata,
     )

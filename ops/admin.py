@@ -28,6 +28,7 @@ from ops.version import VERSION
 from ops.whereabouts import running_engine
 from store import open as stores
 from store.errors import StoreLocked
+from store.journal import JobFilter
 from store.open import open_journal
 
 Command = Callable[[argparse.Namespace, Settings], Coroutine[Any, Any, int]]
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _list(arguments: argparse.Namespace, settings: Settings) -> int:
     async with open_journal(settings.store_url, writable=False) as journal:
         rows = await journal.jobs(
-            status=arguments.status, model=arguments.model, after=arguments.after, limit=arguments.limit
+            JobFilter(status=arguments.status, model=arguments.model), after=arguments.after, limit=arguments.limit
         )
     shown = [msgspec.to_builtins(row) for row in rows]
     show([{name: row[name] for name in row if name != "open"} for row in shown], as_json=arguments.json)

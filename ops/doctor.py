@@ -18,6 +18,7 @@ from engine.clock import Clock
 from ops.settings import Settings
 from ops.whereabouts import running_engine
 from store.errors import StoreError
+from store.journal import JobFilter
 from store.open import open_journal, revisions
 
 FIXED_SQLITE = (3, 51, 3)
@@ -37,7 +38,7 @@ async def examine(settings: Settings, clock: Clock) -> list[Finding]:
         findings += _schema(settings)
         async with open_journal(settings.store_url, writable=False) as journal:
             report = await check.check(journal)
-            waiting = await journal.jobs(open=True, limit=1000)
+            waiting = await journal.jobs(JobFilter(open=True), limit=1000)
     except StoreError as error:
         return [*findings, Finding("store", "wrong", str(error))]
     findings.append(Finding("log", "ok", f"{report.events} events in {report.streams} streams"))

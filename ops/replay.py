@@ -34,8 +34,8 @@ async def verify_job(
         family = registry.find(families, job.model.name)
         executor = Executor(load_models({job.model.name: family}), WorkerBlobs(MemoryBlobs()), stores=False)
 
-        async def execute(unit: WorkUnit) -> StepResult:
-            return (await anyio.to_thread.run_sync(executor.run, unit, [])).result
+        async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:
+            return (await anyio.to_thread.run_sync(executor.run, unit, frames)).result
 
         verdict = await verify(log, family, execute, Contents(journal, open_blobs(settings.blobs_url)), progress)
         return verdict, _changes(job, family)

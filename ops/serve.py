@@ -82,6 +82,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 if worker.host == socket.gethostname():
                     supervisor.kill(worker.pid)
 
+            url = f"http://{settings.host}:{http.getsockname()[1]}"
             supervisor = Supervisor(spawn, settings.workers, clock, ended)
             engine = Engine(
                 journal=journal,
@@ -89,7 +90,9 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 registry=families,
                 clock=clock,
                 settings=EngineSettings(
-                    name=f"{socket.gethostname()}-{os.getpid()}",
+                    name=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+                    url=settings.advertise or url,
+                    lease_s=settings.lease_s,
                     blobs=blobs.name,
                     max_active=settings.max_active,
                     max_deaths=settings.max_deaths,
@@ -102,7 +105,6 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 engine, journal, blobs, clock, ids=new_id, chance=random.SystemRandom(), stall_s=settings.stall_s
             )
             server = _http_server(client, clock)
-            url = f"http://{settings.host}:{http.getsockname()[1]}"
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.run)
                 tasks.start_soon(engine.run)

@@ -32,6 +32,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: Port = 8000
     """0 takes a free one."""
+    advertise: str | None = None
+    """The URL at which others reach this engine, if it is not that of host and port."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 1
     """Worker processes to start and keep alive; 0 if all come from elsewhere."""
     ranks: Count = 1
@@ -47,6 +49,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_deaths: Count = 3
     silent_s: Seconds = 5.0
     """A worker that says nothing for this long has lost its work."""
+    lease_s: Annotated[float, Meta(ge=1)] = 10.0
+    """How long after an engine's last sign another one may take its jobs, where they share a PostgreSQL database."""
     cancel_grace_s: Seconds = 30.0
     stall_s: Seconds = 120.0
     grace_s: Seconds = 30.0

@@ -1,19 +1,34 @@
 """What differs between the databases, and only that."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
+
+from store.bell import Bell
+from store.errors import StoreError
+from store.journal import Append, Appended
 
 
 class Database(Protocol):
+    exclusive: bool
+    """Whether one engine holds it at a time."""
+
+    size: ColumnElement[int]
+    """What it takes on disk, in bytes."""
+
     def hold(self) -> AbstractContextManager[None]:
         """Keep other engines out for as long as it is entered. Raises StoreLocked."""
         ...
 
     def connect(self) -> Connection:
-        """The write connection: what it begins, it begins as the only writer. Raises StoreLocked."""
+        """The write connection: what it begins, it begins as the only writer for the time being. Raises StoreLocked."""
+        ...
+
+    def write(self, connection: Connection, appends: Sequence[Append]) -> list[Appended | StoreError]:
+        """Many appends as one group, on the write connection; the answers are in their order."""
         ...
 
     def reads(self) -> AsyncEngine:
@@ -21,7 +36,11 @@ class Database(Protocol):
         ...
 
     def inspection(self) -> Engine:
-        """For a look at the schema, beside a live engine too."""
+        """For a look that changes nothing, beside a live engine too."""
+        ...
+
+    def bell(self) -> Bell | None:
+        """How the engines of one store wake each other; None where there is only one."""
         ...
 
     def tidy(self, connection: Connection, appends: int, nbytes: int) -> None:

@@ -25,6 +25,8 @@ class Dialect(Struct, frozen=True):
     pack: Callable[[list[str]], str | list[str]]
     last_position: str
     parameter: str
+    now: str
+    """Seconds since 1970 by the database's clock."""
 
 
 DIALECTS = {
@@ -33,18 +35,20 @@ DIALECTS = {
         pack=lambda names: msgspec.json.encode(names).decode(),
         last_position="SELECT last_insert_rowid()",
         parameter=r":\1",
+        now="((julianday('now') - 2440587.5) * 86400.0)",
     ),
     "postgresql": Dialect(
         one_of="= ANY (:names)",
         pack=lambda names: names,
         last_position="SELECT lastval()",
         parameter=r"%(\1)s",
+        now="extract(epoch FROM clock_timestamp())::float8",
     ),
 }
 
 
 class Driver:
-    """A cursor for statements with `:name` parameters and, for any number of names, `{one_of}`."""
+    """A cursor for statements with `:name` parameters, `{one_of}` for any number of names, `{now}` for the time."""
 
     def __init__(self, cursor: Any, dialect: str) -> None:
         self._cursor = cursor
@@ -58,9 +62,26 @@ class Driver:
         rows: Sequence[Sequence[Any]] = self._cursor.fetchall()
         return rows
 
+    def ask(self, sql: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        """A statement in the database's own words."""
+        self._cursor.execute(sql, parameters)
+        rows: Sequence[Sequence[Any]] = self._cursor.fetchall()
+        return rows
+
     def write(self, sql: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             self._cursor.executemany(_spoken(sql, self._dialect), rows)
+
+    def change(self, sql: str, **parameters: Any) -> int:
+        """How many rows it changed."""
+        self._cursor.execute(_spoken(sql, self._dialect), parameters)
+        count: int = self._cursor.rowcount
+        return count
+
+    def change_those(self, sql: str, names: Collection[str], **parameters: Any) -> int:
+        """The same for any number of names."""
+        packed = DIALECTS[self._dialect].pack(list(names))
+        return self.change(sql, names=packed, **parameters)
 
     def last_position(self) -> int:
         """The position that this connection has given out last."""
@@ -85,4 +106,5 @@ def driver_of(connection: Connection) -> Iterator[Driver]:
 @cache
 def _spoken(sql: str, dialect: str) -> str:
     words = DIALECTS[dialect]
-    return re.sub(r":(\w+)", words.parameter, sql.replace("{one_of}", words.one_of))
+    spoken = re.sub(r"(?<!:):(\w+)", words.parameter, sql.replace("{one_of}", words.one_of))
+    return spoken.replace("{now}", words.now)

@@ -1,6 +1,7 @@
 """
 StoreError
  - StreamConflict     another writer was there first, or holds a newer epoch
+ - LeaseLost          the lease of the engine that writes has run out
  - KeyTaken           an idempotency key is in use already
  - CorruptBlob        bytes on disk do not hash to their name
  - MissingBlob        no bytes under that name
@@ -21,6 +22,12 @@ class StreamConflict(StoreError):
         self.stream = stream
         self.expected = expected
         self.epoch = epoch
+
+
+class LeaseLost(StoreError):
+    def __init__(self, engine: str) -> None:
+        super().__init__(f"the lease of engine {engine} has run out")
+        self.engine = engine
 
 
 class KeyTaken(StoreError):

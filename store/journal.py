@@ -3,7 +3,7 @@
 A journal keeps bytes. It knows the order of events and who may write, and nothing of what they mean.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -15,7 +15,10 @@ class NewEvent(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """`position` orders all events of a store as they were committed and is never reused; `version` counts a stream."""
+    """`position` orders all events of a store as they were committed and is never reused; `version` counts a stream.
+
+    `hash` covers the event and the one before it in its stream: `store.chain` says how.
+    """
 
     position: int
     stream: str
@@ -24,6 +27,7 @@ class Event(Struct, frozen=True):
     type: str
     at: float
     body: bytes
+    hash: bytes = b""
 
 
 class Blob(Struct, frozen=True):
@@ -43,6 +47,29 @@ class JobRow(Struct, frozen=True):
     open: bool
     """Whether an engine still has work to do on it."""
 
+    owner: str | None = None
+    """The engine that drives it, or is to."""
+
+    attempts: int = 1
+    metadata: dict[str, str] = {}
+
+
+class JobFilter(Struct, frozen=True, kw_only=True):
+    """Which jobs to list: those of which all is true that is not None. `metadata` may name some of a job's entries.
+
+    Times are in seconds since 1970; `updated_before` of a finished job is about its end.
+    """
+
+    status: str | None = None
+    model: str | None = None
+    open: bool | None = None
+    owner: str | None = None
+    prefix: str | None = None
+    submitted_before: float | None = None
+    updated_before: float | None = None
+    attempts_from: int | None = None
+    metadata: dict[str, str] = {}
+
 
 class IdempotencyKey(Struct, frozen=True):
     """`fingerprint` is the digest of the request that the key was first used with."""
@@ -56,6 +83,7 @@ class Append(Struct, frozen=True, kw_only=True):
 
     Refused unless the stream is at version `expected` under epoch `epoch`. With `claim` the writer takes the stream
     over: its epoch becomes `epoch + 1`, the events carry the new epoch, and whoever held the old one can write no more.
+    With `lease` it is refused, too, once the lease of that engine has run out by the database's clock.
     """
 
     stream: str
@@ -68,6 +96,7 @@ class Append(Struct, frozen=True, kw_only=True):
     blobs: tuple[Blob, ...] = ()
     row: JobRow | None = None
     key: IdempotencyKey | None = None
+    lease: str | None = None
 
 
 class Appended(Struct, frozen=True):
@@ -91,15 +120,78 @@ class Loaded(Struct, frozen=True):
     epoch: int
     checkpoint: Checkpoint | None
     events: tuple[Event, ...]
+    hash: bytes = b""
+    """That of the stream's last event."""
+
+
+class StreamCopy(Struct, frozen=True, kw_only=True):
+    """A whole stream of another store. The positions of its events are that store's; here they get new ones."""
+
+    stream: str
+    version: int
+    epoch: int
+    hash: bytes
+    events: tuple[Event, ...]
+    checkpoint: Checkpoint | None = None
+    blobs: tuple[Blob, ...] = ()
+    row: JobRow | None = None
+
+
+class EngineRow(Struct, frozen=True):
+    """An engine that works on this store. `left_s` is what its lease has left by the database's clock: above 0, it is
+    alive and nobody takes its jobs. `models` are those that it has workers for.
+    """
+
+    name: str
+    url: str
+    models: tuple[str, ...]
+    left_s: float
+
+
+class InlineBlob(Struct, frozen=True):
+    """`age_s` is since an append last brought it, by the database's clock."""
+
+    digest: str
+    nbytes: int
+    age_s: float
+
+
+class StoreStatistics(Struct, frozen=True):
+    """Rows and bytes. `nbytes` is what the database takes on disk, where it can say so."""
+
+    streams: int
+    events: int
+    checkpoints: int
+    jobs: int
+    open_jobs: int
+    blobs: int
+    blob_bytes: int
+    last_position: int
+    nbytes: int | None
+
+
+ALL_JOBS = JobFilter()
+
+
+class News(Struct, frozen=True):
+    """That there is an event, not what it says."""
+
+    stream: str
+    type: str
 
 
 class Journal(Protocol):
     """Every method may raise `StoreUnavailable`; what was not acknowledged may then be on disk or not."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether several engines may write to it at once."""
+        ...
+
     def append(self, append: Append) -> Awaitable[Appended]:
         """Queue the write at once, in the order of calls, and return what to await for its durability.
 
-        Raises (from the awaitable): StreamConflict, KeyTaken, StoreUnavailable.
+        Raises (from the awaitable): StreamConflict, KeyTaken, LeaseLost, StoreUnavailable.
         """
         ...
 
@@ -125,15 +217,7 @@ class Journal(Protocol):
         """The inline blobs among `digests`; those that are not inline are absent. Raises CorruptBlob."""
         ...
 
-    async def jobs(
-        self,
-        *,
-        status: str | None = None,
-        model: str | None = None,
-        open: bool | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> list[JobRow]:
+    async def jobs(self, where: JobFilter = ALL_JOBS, *, after: str | None = None, limit: int = 100) -> list[JobRow]:
         """Newest first, `after` a job id exclusive; with `open=True` in the order of work: priority, then age."""
         ...
 
@@ -144,3 +228,51 @@ class Journal(Protocol):
     async def replace_rows(self, rows: Sequence[JobRow]) -> None:
         """Drop the read model and write these rows instead, in one transaction."""
         ...
+
+    def news(self) -> AsyncIterator[Sequence[News]]:
+        """What is appended from now on, where other processes append too; for ever. One's own may be among it."""
+        ...
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    async def hold_lease(self, engine: str, *, ttl_s: float, url: str = "", models: Sequence[str] = ()) -> None:
+        """Take or renew an engine's lease, from now by the database's clock, for `ttl_s`."""
+        ...
+
+    async def end_lease(self, engine: str) -> bool:
+        """It has run out from now on. Whether there was one."""
+        ...
+
+    async def engines(self) -> list[EngineRow]: ...
+
+    async def claimable(self, engine: str, limit: int) -> list[JobRow]:
+        """Open jobs that no other engine with a live lease owns, in the order of work."""
+        ...
+
+    # -- moving and forgetting ----------------------------------------------------------------------------------
+
+    async def adopt(self, copy: StreamCopy) -> None:
+        """Take in a stream of another store, all or nothing. Raises StreamConflict if there is one of its name."""
+        ...
+
+    async def purge(self, stream: str, *, expected: int, epoch: int) -> None:
+        """Forget a stream and all that is derived from it, step by step: appends to others go on meanwhile.
+
+        A purge that was cut off leaves a stream that cannot be loaded; the next purge of it finishes the work.
+        Raises StreamConflict if it is not at that version and epoch.
+        """
+        ...
+
+    async def purging(self) -> list[str]:
+        """Streams whose purge was cut off."""
+        ...
+
+    async def inline_blobs(self, *, after: str = "", limit: int = 1000) -> list[InlineBlob]:
+        """In the order of their digests, `after` exclusive."""
+        ...
+
+    async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:
+        """Forget inline blobs, but for those that an append has brought within the grace. Returns how many went."""
+        ...
+
+    async def statistics_of_store(self) -> StoreStatistics: ...

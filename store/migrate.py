@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import Connection, column, inspect, select, table
 
 from store.errors import SchemaMismatch
-from store.schema import REVISION
+from store.schema import REVISION, compatibility
 
 VERSIONS = table("alembic_version", column("version_num"))
 
@@ -26,16 +26,29 @@ def make_or_require_schema(connection: Connection) -> None:
 
 
 def require_schema(connection: Connection) -> None:
-    """Raises SchemaMismatch."""
-    found = _known_revision(connection)
-    if found != REVISION:
+    """This code can work on the store: it is at this code's revision, or at a later one that only added to it.
+
+    While a deploy rolls, engines of both versions run on one store: the migration adds (expand), and what the old code
+    needs is taken away by one that comes later (contract). Raises SchemaMismatch.
+    """
+    found = revision(connection)
+    if found is None or found < REVISION:
         at = f"at revision {found}" if found else "empty"
         raise SchemaMismatch(f"the store is {at}, this engine needs revision {REVISION}: run `engine-admin db upgrade`")
+    requires = connection.execute(select(compatibility.c.requires)).scalar_one()
+    if requires > REVISION:
+        raise SchemaMismatch(
+            f"the store is at revision {found} and takes engines from {requires} on; this one is of {REVISION}: "
+            "upgrade the engine"
+        )
 
 
-def migrate(connection: Connection) -> None:
-    """Bring the store up to this code, in the transaction that is open. Raises SchemaMismatch."""
-    _known_revision(connection)
+def migrate(connection: Connection, to: str = REVISION) -> None:
+    """Bring the store up to a revision, in the transaction that is open. Raises SchemaMismatch."""
+    found = revision(connection)
+    if found is not None and found > REVISION:
+        require_schema(connection)
+        return
 
     # Imported here because a start with nothing to migrate should not wait for it.
     from alembic import command
@@ -44,16 +57,7 @@ def migrate(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, REVISION)
-
-
-def _known_revision(connection: Connection) -> str | None:
-    found = revision(connection)
-    if found is not None and found > REVISION:
-        raise SchemaMismatch(
-            f"the store is at revision {found}, this engine knows up to {REVISION}: upgrade the engine"
-        )
-    return found
+    command.upgrade(config, to)
 
 
 def _scripts() -> Path:

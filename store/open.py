@@ -32,8 +32,8 @@ FORMS = f"sqlite:///PATH, postgresql://USER@HOST/DATABASE or {MEMORY}"
 async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Journal]:
     """A journal for as long as it is entered; an empty store gets its tables first.
 
-    One engine at a time may write. With `writable=False` the store is read beside a live engine, and appends raise
-    StoreUnavailable. Raises BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable.
+    One engine at a time may write to SQLite, any number to PostgreSQL. With `writable=False` the store is read beside a
+    live engine, and appends raise StoreUnavailable. Raises BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable.
     """
     if url == MEMORY:
         yield MemoryJournal()
@@ -41,7 +41,8 @@ async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Jour
     database = database_at(url)
     async with AsyncExitStack() as stack:
         session = Session(database)
-        writer = Writer(session, asyncio.get_running_loop())
+        bell = database.bell() if writable else None
+        writer = Writer(session, asyncio.get_running_loop(), written=bell.ring if bell else _nobody_to_tell)
         if writable:
             stack.enter_context(database.hold())
             stack.callback(session.close)
@@ -49,7 +50,14 @@ async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Jour
             await stack.enter_async_context(writer.run())
         else:
             await run_sync(_require_schema, database)
-        yield SqlJournal(writer, await stack.enter_async_context(_reading(database)))
+        reads = await stack.enter_async_context(_reading(database))
+        if bell is not None:
+            await stack.enter_async_context(bell.run())
+        yield SqlJournal(database, writer, reads, bell)
+
+
+def _nobody_to_tell() -> None:
+    """There is no other engine."""
 
 
 def upgrade(url: str) -> None:

@@ -1,52 +1,75 @@
-"""A store in a PostgreSQL database: one engine holds it, and commits take turns so that positions follow them."""
+"""A store in a PostgreSQL database: any number of engines write, and their commits take turns."""
 
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
+import psycopg
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    NullPool,
+    create_engine,
+    event,
+    literal_column,
+)
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from store.errors import StoreLocked
-
-ENGINE_LOCK = 0x6B657966
-"""Held by an engine's write connection for as long as it lives."""
-
-WRITE_LOCK = 0x6B657967
-"""Held by a transaction that appends: without it a later position could be seen before an earlier one."""
+from store.bell import Bell
+from store.errors import StoreError
+from store.journal import Append, Appended
+from store.pg_group import WRITE_LOCK, GroupWriter, prepare
 
 PATIENCE = {"connect_timeout": 10}
 
-HOLDER = text("""
-    SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid)
-    WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND objid = :key AND granted
-""")
-
 
 class Postgres:
+    exclusive = False
+    size: ColumnElement[int] = literal_column("pg_database_size(current_database())", BigInteger)
+
     def __init__(self, url: URL) -> None:
-        self._url = url.set(drivername="postgresql+psycopg")
+        self.url = url.set(drivername="postgresql+psycopg")
+        self._groups = GroupWriter()
 
     def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()  # the write connection holds the lock
+        return nullcontext()  # who may write what is for leases and epochs to say
 
     def connect(self) -> Connection:
-        engine = create_engine(self._url, poolclass=NullPool, connect_args={**PATIENCE, "application_name": _who()})
+        engine = create_engine(self.url, poolclass=NullPool, connect_args={**PATIENCE, "application_name": _who()})
         event.listen(engine, "begin", _take_turn)
         connection = engine.connect()
         try:
-            _lock(connection)
+            with connection.begin():
+                connection.exec_driver_sql("SET SESSION synchronous_commit = on")
+            prepare(_driver(connection))
         except BaseException:
             connection.close()
             raise
         return connection
 
+    def write(self, connection: Connection, appends: Sequence[Append]) -> list[Appended | StoreError]:
+        driver = _driver(connection)
+        driver.autocommit = True  # a group is one statement
+        try:
+            return self._groups.write(connection, appends)
+        finally:
+            if not driver.closed:
+                driver.autocommit = False
+
     def reads(self) -> AsyncEngine:
-        return create_async_engine(self._url, isolation_level="AUTOCOMMIT", connect_args=PATIENCE)
+        return create_async_engine(self.url, isolation_level="AUTOCOMMIT", connect_args=PATIENCE)
 
     def inspection(self) -> Engine:
-        return create_engine(self._url, poolclass=NullPool, connect_args=PATIENCE)
+        engine = create_engine(self.url, poolclass=NullPool, connect_args=PATIENCE)
+        event.listen(engine, "begin", _read_only)
+        return engine
+
+    def bell(self) -> Bell:
+        return Bell(self.url)
 
     def tidy(self, connection: Connection, appends: int, nbytes: int) -> None:
         """PostgreSQL moves its own log."""
@@ -56,13 +79,14 @@ def _who() -> str:
     return f"engine {os.getpid()} on {socket.gethostname()}"[:63]
 
 
-def _lock(connection: Connection) -> None:
-    with connection.begin():
-        connection.exec_driver_sql("SET SESSION synchronous_commit = on")
-        if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": ENGINE_LOCK}):
-            holder = connection.scalar(HOLDER, {"key": ENGINE_LOCK})
-            raise StoreLocked(f"{holder or 'another engine'} holds this database: stop it first")
+def _driver(connection: Connection) -> psycopg.Connection[tuple[object, ...]]:
+    driver: psycopg.Connection[tuple[object, ...]] = connection.connection.driver_connection  # type: ignore[assignment]
+    return driver
 
 
 def _take_turn(connection: Connection) -> None:
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})")
+
+
+def _read_only(connection: Connection) -> None:
+    connection.exec_driver_sql("SET TRANSACTION READ ONLY")

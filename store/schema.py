@@ -1,6 +1,7 @@
 """The tables. Migrations make them; this is what the code reads and writes."""
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -17,7 +18,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """The migration that this code is written for."""
 
 metadata = MetaData()
@@ -34,6 +35,7 @@ streams = Table(
     Column("stream", _Name, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
     PrimaryKeyConstraint("stream", name="streams_pk"),
 )
 
@@ -47,6 +49,7 @@ events = Table(
     Column("type", Text, nullable=False),
     Column("at", Float(53), nullable=False),
     Column("body", LargeBinary, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
     PrimaryKeyConstraint("position", name="events_pk"),
     UniqueConstraint("stream", "version", name="events_one_of_a_version"),
     Index("events_of_a_stream", "stream", "position"),
@@ -68,6 +71,7 @@ blobs = Table(
     Column("digest", _Name, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),
+    Column("seen_at", Float(53), nullable=False),  # when an append last brought it, by the database's clock
     PrimaryKeyConstraint("digest", name="blobs_pk"),
 )
 
@@ -90,7 +94,23 @@ jobs = Table(
     Column("submitted_at", Float(53), nullable=False),
     Column("updated_at", Float(53), nullable=False),
     Column("open", Boolean, nullable=False),
+    Column("owner", _Name, nullable=True),
+    Column("attempts", BigInteger, nullable=False),
+    Column("metadata", JSON, nullable=False),
     PrimaryKeyConstraint("id", name="jobs_pk"),
     Index("jobs_by_age", "submitted_at", "id"),
     Index("jobs_by_turn", "open", text("priority DESC"), "submitted_at", "id"),
 )
+
+engines = Table(
+    "engines",
+    metadata,
+    Column("name", _Name, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("models", Text, nullable=False),  # JSON
+    Column("expires_at", Float(53), nullable=False),  # by the database's clock
+    PrimaryKeyConstraint("name", name="engines_pk"),
+)
+
+# The oldest revision whose code may still work on this store. A migration that only adds leaves it as it was.
+compatibility = Table("compatibility", metadata, Column("requires", Text, nullable=False))

@@ -1,7 +1,7 @@
 """The write connection: opened when it is needed, thrown away after trouble."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -10,7 +10,8 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedEr
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from store.database import Database
-from store.errors import StoreUnavailable
+from store.errors import StoreError, StoreUnavailable
+from store.journal import Append, Appended
 
 T = TypeVar("T")
 
@@ -41,16 +42,13 @@ class Session:
 
     def transact(self, work: Callable[[Connection], T]) -> T:
         """Do all of the work or none of it. Raises StoreUnavailable, StoreLocked, and what the work raises."""
-        with self._turn, unavailable_when_refused():
-            connection = self._connection or self._open()
-            try:
-                with connection.begin():
-                    return work(connection)
-            except _OF_THE_STATEMENT:
-                raise
-            except DBAPIError:
-                self._discard(connection)
-                raise
+        with self._connected() as connection, connection.begin():
+            return work(connection)
+
+    def write(self, appends: Sequence[Append]) -> list[Appended | StoreError]:
+        """Write a group, as the database does it best. Raises StoreUnavailable, StoreLocked."""
+        with self._connected() as connection:
+            return self._database.write(connection, appends)
 
     def tidy(self, appends: int, nbytes: int) -> None:
         """House-keeping between transactions."""
@@ -63,6 +61,18 @@ class Session:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with self._turn, unavailable_when_refused():
+            connection = self._connection or self._open()
+            try:
+                yield connection
+            except _OF_THE_STATEMENT:
+                raise
+            except DBAPIError:
+                self._discard(connection)
+                raise
 
     def _open(self) -> Connection:
         self._connection = self._database.connect()

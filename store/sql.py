@@ -1,16 +1,37 @@
 """The journal in SQLite and PostgreSQL: appends go through the writer, reads beside it."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
 
 import anyio
+from sqlalchemy import Float, literal_column
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from store import reads
+from store import reads, upkeep
+from store.bell import Bell
 from store.blobs import verified
+from store.database import Database
+from store.driver import DIALECTS
 from store.group import replace_jobs
-from store.journal import Append, Appended, Event, JobRow, Loaded
+from store.journal import (
+    ALL_JOBS,
+    Append,
+    Appended,
+    EngineRow,
+    Event,
+    InlineBlob,
+    JobFilter,
+    JobRow,
+    Loaded,
+    News,
+    StoreStatistics,
+    StreamCopy,
+)
 from store.session import unavailable_when_refused
 from store.writer import Writer, WriterStatistics
+
+NEWS_AT_ONCE = 1000
 
 NAMES_A_STATEMENT = 500
 """SQLite takes a limited number of parameters."""
@@ -20,9 +41,14 @@ READ_S = 30
 
 
 class SqlJournal:
-    def __init__(self, writer: Writer, engine: AsyncEngine) -> None:
+    """`bell` rings when another process may have written; None where there is no other."""
+
+    def __init__(self, database: Database, writer: Writer, engine: AsyncEngine, bell: Bell | None) -> None:
+        self._database = database
         self._writer = writer
         self._engine = engine
+        self._bell = bell
+        self._now = literal_column(DIALECTS[engine.dialect.name].now, Float)
 
     def append(self, append: Append) -> Awaitable[Appended]:
         return self._writer.submit(append)
@@ -51,16 +77,8 @@ class SqlJournal:
             found |= {digest: verified(digest, data) for digest, data in await self._ask(reads.inline_blobs(some))}
         return found
 
-    async def jobs(
-        self,
-        *,
-        status: str | None = None,
-        model: str | None = None,
-        open: bool | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> list[JobRow]:
-        return reads.to_jobs(await self._ask(reads.job_rows(status, model, open, after, limit)))
+    async def jobs(self, where: JobFilter = ALL_JOBS, *, after: str | None = None, limit: int = 100) -> list[JobRow]:
+        return reads.to_jobs(await self._ask(reads.job_rows(where, after, limit)))
 
     async def job_of_key(self, key: str) -> tuple[str, str] | None:
         for stream, fingerprint in await self._ask(reads.key(key)):
@@ -73,11 +91,77 @@ class SqlJournal:
     def statistics(self) -> WriterStatistics:
         return self._writer.statistics()
 
+    @property
+    def shared(self) -> bool:
+        return not self._database.exclusive
+
+    async def news(self) -> AsyncIterator[Sequence[News]]:
+        if self._bell is None:
+            await anyio.sleep_forever()
+            return
+        after = (await self._ask(reads.last_position()))[0][0]
+        while True:
+            await self._bell.wait()
+            while rows := await self._ask(reads.appended_to(after, NEWS_AT_ONCE)):
+                after = rows[-1].position
+                yield [News(stream, type) for _, stream, type in rows]
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    async def hold_lease(self, engine: str, *, ttl_s: float, url: str = "", models: Sequence[str] = ()) -> None:
+        alone = self._database.exclusive
+        await self._writer.alone(
+            lambda connection: upkeep.hold_lease(connection, engine, ttl_s=ttl_s, url=url, models=models, alone=alone)
+        )
+
+    async def end_lease(self, engine: str) -> bool:
+        return await self._writer.alone(lambda connection: upkeep.end_lease(connection, engine))
+
+    async def engines(self) -> list[EngineRow]:
+        return reads.to_engines(await self._ask(reads.engine_rows(self._now)))
+
+    async def claimable(self, engine: str, limit: int) -> list[JobRow]:
+        return reads.to_jobs(await self._ask(reads.claimable(engine, self._now, limit)))
+
+    # -- moving and forgetting ----------------------------------------------------------------------------------
+
+    async def adopt(self, copy: StreamCopy) -> None:
+        await self._writer.alone(lambda connection: upkeep.adopt(connection, copy))
+
+    async def purge(self, stream: str, *, expected: int, epoch: int) -> None:
+        await self._writer.alone(lambda connection: upkeep.begin_purge(connection, stream, expected, epoch))
+        while await self._writer.alone(lambda connection: upkeep.go_on_purging(connection, stream)):
+            pass
+
+    async def purging(self) -> list[str]:
+        return [row.stream for row in await self._ask(reads.purging())]
+
+    async def inline_blobs(self, *, after: str = "", limit: int = 1000) -> list[InlineBlob]:
+        return [InlineBlob(*row) for row in await self._ask(reads.inline_listing(self._now, after, limit))]
+
+    async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:
+        dropped = 0
+        for some in _batches(digests):
+            dropped += await self._writer.alone(partial(upkeep.drop_blobs, digests=some, grace_s=grace_s))
+        return dropped
+
+    async def statistics_of_store(self) -> StoreStatistics:
+        [counts] = await self._ask(reads.counts(self._database.size))
+        return StoreStatistics(*counts)
+
     async def _ask(self, question: reads.Question) -> reads.Rows:
         # A reader that is cut off would cost its connection, so even a cancelled one waits for its answer.
         with unavailable_when_refused(), anyio.fail_after(READ_S, shield=True):
-            async with self._engine.connect() as connection:
-                return (await connection.execute(question)).all()
+            try:
+                return await self._answer(question)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+            return await self._answer(question)  # the server was restarted; this is another connection
+
+    async def _answer(self, question: reads.Question) -> reads.Rows:
+        async with self._engine.connect() as connection:
+            return (await connection.execute(question)).all()
 
 
 def _batches(names: Sequence[str]) -> list[Sequence[str]]:

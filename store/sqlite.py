@@ -1,14 +1,27 @@
 """A store in one SQLite file: a write-ahead log that only the writer moves into the file."""
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    NullPool,
+    create_engine,
+    event,
+    literal_column,
+)
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from store.errors import StoreUnavailable
+from store.errors import StoreError, StoreUnavailable
+from store.group import write_group
+from store.journal import Append, Appended
 from store.lock import held
 
 WAL_BYTES = 4 * 1024 * 1024
@@ -24,6 +37,11 @@ READERS = 4
 
 
 class Sqlite:
+    exclusive = True
+    size: ColumnElement[int] = literal_column(
+        "(SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)", BigInteger
+    )
+
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()  # by whatever link it is reached, it is one store
         self._wal_bytes = 0
@@ -39,6 +57,10 @@ class Sqlite:
         event.listen(engine, "begin", _begin_immediate)
         return engine.connect()
 
+    def write(self, connection: Connection, appends: Sequence[Append]) -> list[Appended | StoreError]:
+        with connection.begin():
+            return write_group(connection, appends)
+
     def reads(self) -> AsyncEngine:
         engine = create_async_engine(
             self._url("sqlite+aiosqlite"), isolation_level="AUTOCOMMIT", pool_size=READERS, max_overflow=0
@@ -52,6 +74,9 @@ class Sqlite:
         engine = create_engine(self._url("sqlite"), poolclass=NullPool)
         event.listen(engine, "connect", _set_up_reader)
         return engine
+
+    def bell(self) -> None:
+        return None
 
     def tidy(self, connection: Connection, appends: int, nbytes: int) -> None:
         self._wal_bytes += appends * PAGES_AN_APPEND * PAGE_BYTES + nbytes

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
@@ -17,12 +18,14 @@ from sqlalchemy.exc import IntegrityError
 
 from store.answer import Answer, settle
 from store.errors import StoreLocked, StoreUnavailable, StreamConflict
-from store.group import write_group
 from store.journal import Append, Appended
 from store.session import Session
 
 GROUP_APPENDS = 256
 GROUP_BYTES = 4 * 1024 * 1024
+
+
+T = TypeVar("T")
 
 
 class WriterStatistics(Struct, frozen=True):
@@ -40,12 +43,14 @@ class Request(Struct, frozen=True):
 class Writer:
     """Appends are written in the order in which they were submitted.
 
-    Nothing is turned away: who awaits each append before the next has one in the queue at most.
+    Nothing is turned away: who awaits each append before the next has one in the queue at most. `written` is called,
+    on the event loop, after each group.
     """
 
-    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop, written: Callable[[], None]) -> None:
         self._session = session
         self._loop = loop
+        self._written = written
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal writer", daemon=True)
         self._groups = 0
@@ -73,11 +78,11 @@ class Writer:
             future.set_exception(_not_running())
         return future
 
-    async def alone(self, work: Callable[[Connection], None]) -> None:
+    async def alone(self, work: Callable[[Connection], T]) -> T:
         """A transaction of its own between two groups."""
         if not self._running:
             raise _not_running()
-        await run_sync(self._session.transact, work)
+        return await run_sync(self._session.transact, work)
 
     def statistics(self) -> WriterStatistics:
         return WriterStatistics(groups=self._groups, appends=self._appends, queued=self._queue.qsize())
@@ -85,7 +90,7 @@ class Writer:
     def _run(self) -> None:
         while group := self._next_group():
             answers = self._write([request.append for request in group])
-            self._loop.call_soon_threadsafe(_tell, group, answers)
+            self._loop.call_soon_threadsafe(self._tell, group, answers)
             self._session.tidy(len(group), sum(request.nbytes for request in group))
 
     def _next_group(self) -> list[Request]:
@@ -106,35 +111,37 @@ class Writer:
             self._queue.put(None)  # the end comes after this group
         return group
 
+    def _tell(self, group: Sequence[Request], answers: Sequence[Answer]) -> None:
+        for request, answer in zip(group, answers, strict=True):
+            settle(request.future, answer)
+        self._written()
+
     def _write(self, appends: Sequence[Append]) -> Sequence[Answer]:
         self._groups += 1
         try:
-            answers = self._session.transact(lambda connection: write_group(connection, appends))
+            answers: Sequence[Answer] = self._session.write(appends)
         except (StoreUnavailable, StoreLocked) as error:
-            return [StoreUnavailable(*error.args) for _ in appends]
-        except Exception as error:  # noqa: BLE001  it is for whoever awaits the append; the thread serves the others
-            return [_refusal(appends[0], error)] if len(appends) == 1 else self._write_singly(appends)
+            answers = [StoreUnavailable(*error.args) for _ in appends]
+        except Exception:  # noqa: BLE001  one of them is not as it should be, and the database does not say which
+            answers = [self._write_alone(append) for append in appends]
         self._appends += sum(isinstance(answer, Appended) for answer in answers)
         return answers
 
-    def _write_singly(self, appends: Sequence[Append]) -> list[Answer]:
-        """One of them is not as it should be, and the database does not say which."""
-        return [answer for append in appends for answer in self._write([append])]
+    def _write_alone(self, append: Append) -> Answer:
+        self._groups += 1
+        try:
+            [answer] = self._session.write([append])
+        except IntegrityError:
+            return StreamConflict(append.stream, append.expected, append.epoch)
+        except StoreLocked as error:
+            return StoreUnavailable(*error.args)
+        except Exception as error:  # noqa: BLE001  it is for whoever awaits the append; the thread serves the others
+            return error
+        return answer
 
 
 def _not_running() -> StoreUnavailable:
     return StoreUnavailable("the store is not open for writing")
-
-
-def _refusal(append: Append, error: Exception) -> Exception:
-    if isinstance(error, IntegrityError):
-        return StreamConflict(append.stream, append.expected, append.epoch)
-    return error
-
-
-def _tell(group: Sequence[Request], answers: Sequence[Answer]) -> None:
-    for request, answer in zip(group, answers, strict=True):
-        settle(request.future, answer)
 
 
 def _nbytes(append: Append) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from cards.request import RequestChanges
 from store.journal import Event
 from tests.sim import World, request
 
@@ -39,9 +40,32 @@ async def write(path: Path) -> None:
         left = await running.client.submit(request())
         await running.client.cancel(left.id)
         await running.engine.drain(1.0)
+    await operate(world)
     events = await world.journal.read_all(limit=10_000)
     lines = [msgspec.json.encode(msgspec.structs.asdict(e) | {"body": b64encode(e.body).decode()}) for e in events]
     path.write_bytes(b"\n".join(lines) + b"\n")
+
+
+async def operate(world: World) -> None:
+    """All that people do to jobs, to one that failed, one that is forked in its middle, and one that waits."""
+    async with world.engine() as running:
+        verbs = running.client.verbs
+        failed = await running.ended((await running.client.submit(request("a count fail=2", preview_every=1))).id)
+        await verbs.quarantine(failed.id, "odd frames")
+        await verbs.lift(failed.id)
+        await running.ended(failed.id)
+        fork = await running.client.fork(failed.id, 2, RequestChanges(prompt="a count start=2", guidance=2.0))
+        await running.ended(fork.id)
+    async with world.engine(workers=0, max_active=0) as running:
+        verbs = running.client.verbs
+        await verbs.retry(failed.id, "mended")
+        await verbs.rewind(failed.id, 1, "from the start")
+        await verbs.terminate(failed.id, "enough")
+        waiting = await running.client.submit(request())
+        await verbs.pause(waiting.id, "the disk is being moved")
+        await verbs.migrate(waiting.id, engine="another")
+        await verbs.resume(waiting.id)
+        await running.client.cancel(waiting.id)
 
 
 if __name__ == "__main__":

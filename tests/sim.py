@@ -21,6 +21,7 @@ from cards.family import Family
 from cards.request import GenerationRequest
 from cards.wire import (
     EngineMessage,
+    Goodbye,
     Heartbeat,
     Hello,
     Introduce,
@@ -167,15 +168,18 @@ class SimWorker:
     """
 
     def __init__(
-        self, name: str, families: Sequence[Family], blobs: BlobStore, *, credits: int, fingerprint: str
+        self, name: str, families: Sequence[Family], blobs: BlobStore, *, credits: int, fingerprint: str, pool: str
     ) -> None:
         self.name = name
+        self.pool = pool
         self.frozen = False
         self.dead = False
         self.ran: list[WorkUnit] = []
         self.fingerprint = fingerprint
         self.gate: anyio.Event | None = None
         """While it is set to an event, a unit waits for it before it answers."""
+        self.hold_at: int | None = None
+        """The unit, counted from 1, at which the gate closes."""
         self.executor = Executor(load_models({f.card.name: f for f in families}), blobs)
         self._blobs = blobs
         self._identities = tuple(registry.identity(family) for family in families)
@@ -186,7 +190,7 @@ class SimWorker:
     def hello(self) -> Hello:
         return Hello(
             worker=self.name,
-            pool="default",
+            pool=self.pool,
             pid=0,
             host="sim",
             ranks=1,
@@ -206,6 +210,13 @@ class SimWorker:
             case _:
                 self._inbox.clear(Command(message))
         self._arrived.set()
+
+    def open(self) -> None:
+        """Let through what waits at the gate, and all that follows."""
+        self.hold_at = None
+        if self.gate is not None:
+            self.gate.set()
+            self.gate = None
 
     async def run(self, tell: Tell) -> None:
         tell(self.name, self.hello(), ())
@@ -235,10 +246,13 @@ class SimWorker:
                 self.executor.resident.clear()
                 tell(self.name, self.hello(), ())
             case Shutdown():
+                tell(self.name, Goodbye("told to stop", clean=True), ())
                 self.dead = True
 
     async def _step(self, unit: WorkUnit, frames: Sequence[bytes], tell: Tell) -> None:
         self.ran.append(unit)
+        if len(self.ran) == self.hold_at:
+            self.gate = anyio.Event()
         try:
             answer = self.executor.run(unit, list(frames))
         except toy.Died:
@@ -320,13 +334,14 @@ class World:
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
 
-    def worker(self, *, credits: int = 2, fingerprint: str = "sim") -> SimWorker:
+    def worker(self, *, credits: int = 2, fingerprint: str = "sim", pool: str = "default") -> SimWorker:
         name = f"worker-{next(self._names)}"
-        return SimWorker(name, self.families, WorkerBlobs(self.blobs), credits=credits, fingerprint=fingerprint)
+        blobs = WorkerBlobs(self.blobs)
+        return SimWorker(name, self.families, blobs, credits=credits, fingerprint=fingerprint, pool=pool)
 
     @asynccontextmanager
     async def engine(
-        self, *, workers: int = 1, journal: Journal | None = None, **settings: Any
+        self, *, workers: int = 1, journal: Journal | None = None, name: str = "engine", **settings: Any
     ) -> AsyncIterator[Running]:
         """An engine that ends without a word when the block does, as a killed one would."""
         link = SimLink()
@@ -337,7 +352,7 @@ class World:
             link=link,
             registry={family.card.name: family for family in self.families},
             clock=self.clock,
-            settings=EngineSettings(name="engine", blobs=self.blobs.name, **settings),
+            settings=EngineSettings(name=name, blobs=self.blobs.name, **settings),
         )
         client = Client(
             engine,

@@ -4,7 +4,10 @@
 
 sleep: seconds a counting step takes. fail, oom, die, kill, diverge: the counting step that raises, runs out of memory,
 ends its executor, ends its process, or gives every process its own bits. big: bytes of an extra tensor a step.
-adaptive=1: what comes next is said to depend on what a step finds.
+adaptive=1: what comes next is said to depend on what a step finds. start: what the preparing step adds to the start,
+of which each step then takes a little.
+
+Guidance is the weight of a counting step's noise.
 """
 
 import os
@@ -71,6 +74,14 @@ CARD = ModelCard(
 )
 
 
+SCALARS = {
+    "prepare": ("seed", "prompt"),
+    "count": ("seed", "prompt", "guidance", "preview_every"),
+    "finish": (),
+}
+"""What each loop's maths depends on."""
+
+
 class ToyLoop:
     """`outputs` says which of the last state's tensors are the loop's result."""
 
@@ -86,7 +97,7 @@ class ToyLoop:
             step=0,
             steps=request.steps if context.loop == "count" else 1,
             inputs=inputs,
-            scalars={"seed": request.seed, "prompt": request.prompt, "preview_every": request.preview_every},
+            scalars={name: getattr(request, name) for name in SCALARS[context.loop]},
         )
 
     def next(self, state: LoopState) -> WorkPlan | Done:
@@ -122,7 +133,7 @@ def directives(prompt: str) -> dict[str, float]:
 
 def _prepare(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made:
     seed = sampling.noise_seed(int(plan.scalars["seed"]), loop="prepare", step=0, purpose="start")
-    return Made({"start": sampling.noise((4, 4), seed)})
+    return Made({"start": sampling.noise((4, 4), seed) + directives(str(plan.scalars["prompt"])).get("start", 0.0)})
 
 
 def _count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made:
@@ -131,7 +142,10 @@ def _count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> 
     wishes = directives(str(plan.scalars["prompt"]))
     _misbehave(wishes, plan.step)
     seed = sampling.noise_seed(int(plan.scalars["seed"]), loop="count", step=plan.step, purpose="noise")
-    x = (reads["x"] if "x" in reads else reads["start"]) * 0.5 + sampling.noise((4, 4), seed)
+    noise = sampling.noise((4, 4), seed) * float(plan.scalars.get("guidance", 1.0))
+    x = (reads["x"] if "x" in reads else reads["start"]) * 0.5 + noise
+    if "start" in wishes:
+        x = x + reads["start"] * 0.1
     if wishes.get("diverge") == plan.step:
         x = x + os.getpid()
     tensors = {"x": x}

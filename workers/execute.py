@@ -25,10 +25,11 @@ class Loaded(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """A result and the frames that follow it."""
+    """A result, the frames that follow it, and the blobs that must be stored before anyone may hear of it."""
 
     result: StepResult
     frames: tuple[bytes, ...] = ()
+    blobs: Mapping[str, bytes] = {}
 
 
 def load_models(registry: Registry) -> dict[str, Loaded]:
@@ -45,6 +46,18 @@ class Executor:
         self._stores = stores
 
     def run(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
+        return self.keep(self.execute(unit, frames))
+
+    def keep(self, answer: Answer) -> Answer:
+        """Store what must be stored. May be called on another thread, while the next unit is executed."""
+        try:
+            if answer.blobs:
+                self._blobs.put_named(answer.blobs)
+        except Exception as error:  # noqa: BLE001 - as below: it is the step's answer
+            return Answer(StepResult(id=answer.result.id, error=_step_error(error), seconds=answer.result.seconds))
+        return Answer(answer.result, answer.frames)
+
+    def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         """An error of the step is an answer; only what breaks the process itself is raised."""
         began = perf_counter()
         try:
@@ -73,38 +86,36 @@ class Executor:
         seconds: float,
     ) -> Answer:
         """`named` are the tensors that the step read, by object: one that is handed through has a name already."""
+        blobs: dict[str, bytes] = {}
+        tensors: dict[str, TensorRef] = {}
         if writes is not None and set(made.tensors) != set(writes):
             raise BrokenPromise(", ".join(sorted(set(made.tensors) ^ set(writes))))
-        fresh: dict[str, bytes] = {}
-        kept = {
-            name: (named[id(tensor)], tensor) if id(tensor) in named else _encoded(tensor, fresh)
-            for name, tensor in made.tensors.items()
-        }
+        for name, tensor in made.tensors.items():
+            ref, kept = (named[id(tensor)], tensor) if id(tensor) in named else _named(tensor, blobs)
+            self.resident.put(unit.job, ref, kept, promised(unit, name))
+            tensors[name] = ref
         artifacts: list[ArtifactRef] = []
         for artifact in made.artifacts:
             digest = codec.digest(artifact.data)
-            fresh[digest] = artifact.data
+            blobs[digest] = artifact.data
             artifacts.append(artifact.ref(digest))
-        inline = {digest: data for digest, data in fresh.items() if len(data) <= INLINE_LIMIT}
-        if self._stores and len(inline) < len(fresh):
-            self._blobs.put_named({digest: data for digest, data in fresh.items() if digest not in inline})
-        for name, (ref, tensor) in kept.items():
-            self.resident.put(unit.job, ref, tensor, promised(unit, name))
+        inline = {digest: data for digest, data in blobs.items() if len(data) <= INLINE_LIMIT}
+        large = {digest: data for digest, data in blobs.items() if digest not in inline}
         result = StepResult(
             id=unit,
-            tensors={name: ref for name, (ref, _) in kept.items()},
+            tensors=tensors,
             artifacts=tuple(artifacts),
             scalars=made.scalars,
             seconds=seconds,
             inline=tuple(inline),
         )
-        return Answer(result, tuple(inline.values()))
+        return Answer(result, tuple(inline.values()), large if self._stores else {})
 
 
-def _encoded(tensor: "torch.Tensor", fresh: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
+def _named(tensor: "torch.Tensor", blobs: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
     """Its name, and the tensor to go on with: the one that a resume would load, if that is not laid out alike."""
     ref, data = codec.encode(tensor)
-    fresh[ref.digest] = data
+    blobs[ref.digest] = data
     alike = not tensor.storage_offset() and tensor.stride() == ref.strides
     return ref, tensor if alike else codec.decode(data)
 

@@ -1,13 +1,14 @@
-"""A worker's two threads: the link, which never computes, and the executor, which never waits for the network.
+"""A worker's threads: the link, which never computes, the executor, which never waits for the network, and the keeper.
 
-The link's thread owns the socket to the engine: it queues units, answers heartbeats while a step runs, and lets a
-release overtake the units it makes pointless. The executor's thread owns the device.
+The link's thread listens to the engine: it queues units, sends heartbeats while a step runs, and lets a release
+overtake the units it makes pointless. The executor's thread owns the device. What it made and what must be stored
+first, the keeper's thread stores, while the executor goes on.
 """
 
 import os
+import select
 import socket as hosts
 import threading
-from collections import deque
 from typing import NoReturn
 
 import zmq
@@ -27,9 +28,11 @@ from cards.wire import (
     WorkUnit,
 )
 from workers.clock import monotonic
+from workers.dealer import Dealer
 from workers.errors import Refused
 from workers.execute import Executor
 from workers.inbox import Command, Inbox
+from workers.keeper import Keeper, Said
 from workers.ranks import Followers
 
 LOOK_UP_MS = 100
@@ -70,24 +73,25 @@ class Link:
         self._stopping = False
         self._broken: str | None = None
         self._refused: str | None = None
-        self._outbox: deque[list[bytes]] = deque()
+        self._ended: str | None = None
+        """Why the executor has stopped, once it has said so."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def run(self) -> str:
         """The link's thread. Returns why it ended. Raises Refused."""
-        engine = self._context.socket(zmq.DEALER)
-        engine.setsockopt(zmq.IDENTITY, self._identity.worker.encode())
-        engine.setsockopt(zmq.LINGER, 1000)
-        engine.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for an engine that is not there
-        engine.connect(self._address)
-        done = self._context.socket(zmq.PAIR)
-        done.bind("inproc://done")
-        thread = threading.Thread(target=self._execute, name="executor", daemon=True)
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, self._identity.worker.encode())
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for an engine that is not there
+        socket.connect(self._address)
+        engine = Dealer(socket, self._take)
+        keeper = Keeper(self._executor.keep, engine.send)
+        threading.Thread(target=self._keep, args=(engine, keeper), name="keeper", daemon=True).start()
+        thread = threading.Thread(target=self._execute, args=(engine, keeper), name="executor", daemon=True)
         thread.start()
         try:
-            return self._serve(engine, done)
+            return self._serve(engine)
         finally:
-            done.close(0)
             engine.close()
             thread.join(1.0)  # one that has said goodbye is about to end, and the goodbye leaves with the context
             if self._broken is not None:
@@ -103,34 +107,26 @@ class Link:
         """Say goodbye and end the process at once: the executor may be waiting for what will not come. Thread-safe."""
         self._broken = reason
 
-    def _serve(self, engine: "zmq.Socket[bytes]", done: "zmq.Socket[bytes]") -> str:
-        poller = zmq.Poller()
-        poller.register(done, zmq.POLLIN)
-        self._outbox.append([wire.encode(self._hello())])
+    def _serve(self, engine: Dealer) -> str:
+        poller = select.poll()
+        poller.register(engine, select.POLLIN)
+        engine.send([wire.encode(self._hello())])
         beat_at = monotonic()
         while True:
-            self._flush(engine)
-            poller.register(engine, zmq.POLLIN | zmq.POLLOUT if self._outbox else zmq.POLLIN)
-            ready = dict(poller.poll(min(LOOK_UP_MS, max(0, int((beat_at - monotonic()) * 1000)))))
+            poller.poll(min(LOOK_UP_MS, max(0, int((beat_at - monotonic()) * 1000))))
+            engine.exchange()
+            if self._ended is not None:
+                return self._ended
             if self._broken is not None:
-                self._outbox.append([wire.encode(Goodbye(self._broken))])
-                self._flush(engine)
+                engine.send([wire.encode(Goodbye(self._broken))])
                 return self._broken
             if self._refused is not None:
                 raise Refused(self._refused)
             if self._stopping:
                 self._inbox.clear(Command(Shutdown()))
-            if done in ready:
-                frames = done.recv_multipart()
-                self._outbox.append(frames)
-                if isinstance(message := wire.decode_worker_message(frames[0]), Goodbye):
-                    self._flush(engine)
-                    return message.reason
-            if ready.get(engine, 0) & zmq.POLLIN:
-                self._take(engine.recv_multipart())
             if monotonic() >= beat_at:
-                if not self._outbox:  # a beat that cannot leave now says nothing later
-                    self._outbox.append([wire.encode(self._beat())])
+                if not engine.stuck:  # a beat that cannot leave now says nothing later
+                    engine.send([wire.encode(self._beat())])
                 beat_at = monotonic() + self._heartbeat_s
 
     def _take(self, frames: list[bytes]) -> None:
@@ -145,29 +141,41 @@ class Link:
             case Refuse(reason=reason):
                 self._refused = reason
 
-    def _execute(self) -> None:
+    def _execute(self, engine: Dealer, keeper: Keeper) -> None:
         """The executor's thread."""
-        done = self._context.socket(zmq.PAIR)
-        done.connect("inproc://done")
+        goodbye = Goodbye("told to stop", clean=True)
         try:
-            while (answer := self._obey(self._inbox.get())) is not None:
-                done.send_multipart(answer)
+            while (said := self._obey(self._inbox.get())) is not None:
+                keeper.say(said)
             self._followers.broadcast(Shutdown())
-            done.send(wire.encode(Goodbye("told to stop", clean=True)))
         except BaseException as error:
-            done.send(wire.encode(Goodbye(f"{type(error).__name__}: {error}")))  # then the process ends with it
+            goodbye = _last_words(error)  # then the process ends with it
             raise
         finally:
-            done.close()
+            keeper.settle()
+            self._leave(engine, goodbye)
+            keeper.close()
 
-    def _obey(self, command: Command) -> list[bytes] | None:
-        """The frames to answer with, or None to stop."""
+    def _keep(self, engine: Dealer, keeper: Keeper) -> None:
+        """The keeper's thread."""
+        try:
+            keeper.run()
+        except BaseException as error:
+            self._leave(engine, _last_words(error))
+            raise
+
+    def _leave(self, engine: Dealer, goodbye: Goodbye) -> None:
+        engine.send([wire.encode(goodbye)])
+        self._ended = goodbye.reason
+
+    def _obey(self, command: Command) -> Said | None:
+        """What to answer with, or None to stop."""
         match command.message:
             case WorkUnit() as unit:
                 self._followers.broadcast(unit, command.frames)
-                answer = self._executor.run(unit, list(command.frames))
+                answer = self._executor.execute(unit, list(command.frames))
                 self._followers.agree(answer)
-                return [wire.encode(answer.result), *answer.frames]
+                return answer
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
@@ -178,15 +186,6 @@ class Link:
                 return [wire.encode(self._hello())]
             case Shutdown() | Refuse():
                 return None
-
-    def _flush(self, engine: "zmq.Socket[bytes]") -> None:
-        """Send what can leave now. What cannot waits: the engine counts on every result."""
-        while self._outbox:
-            try:
-                engine.send_multipart(self._outbox[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._outbox.popleft()
 
     def _hello(self) -> Hello:
         me = self._identity
@@ -206,6 +205,10 @@ class Link:
     def _beat(self) -> Heartbeat:
         held = self._executor.resident.held()
         return Heartbeat(self._inbox.units(), held.tensors, held.nbytes)
+
+
+def _last_words(error: BaseException) -> Goodbye:
+    return Goodbye(f"{type(error).__name__}: {error}")
 
 
 def _leave_the_executor_behind() -> NoReturn:

@@ -33,6 +33,8 @@ class Followers:
 
     def broadcast(self, command: EngineMessage, frames: Sequence[bytes] = ()) -> None:
         """Raises RankSilent for one that takes nothing in any more."""
+        if not self._sockets:
+            return
         parts = [wire.encode(command), *frames]
         for rank, socket in enumerate(self._sockets, start=1):
             try:

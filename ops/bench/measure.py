@@ -49,10 +49,17 @@ def _cpuinfo() -> list[str]:
 
 
 @asynccontextmanager
-async def engine(data: Path, *families: str, workers: int = 1) -> AsyncIterator[Serving]:
+async def engine(data: Path, *families: str, workers: int = 1, store: str | None = None) -> AsyncIterator[Serving]:
     """An engine in this process with its workers in theirs, ready."""
     settings = Settings(
-        data=data, port=0, workers=workers, threads=1, families=families, log_level="error", max_active=1024
+        data=data,
+        store=store,
+        port=0,
+        workers=workers,
+        threads=1,
+        families=families,
+        log_level="error",
+        max_active=1024,
     )
     async with running(settings) as serving:
         while not serving.client.readiness().ready:

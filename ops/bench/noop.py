@@ -20,37 +20,43 @@ if TYPE_CHECKING:
 
 SEMANTICS = "noop.count/1"
 
-CARD = ModelCard(
-    name="noop",
-    family="noop",
-    version="1",
-    task="none",
-    components={},
-    loops={"count": LoopSpec(semantics=SEMANTICS)},
-    recipe=RecipeSpec(
-        method="base",
-        data="none",
-        assumes_loop={"count": SEMANTICS},
-        assumes_precision="float32",
-        steps=Range(1, 1_000_000, 100),
-        guidance=Range(1, 1, 1),
-        shift=1.0,
-    ),
-    parity=ParitySpec(reference="none", rung="C0"),
-    output=OutputSpec(width=1, height=1, frames=1, fps=1),
-    program=Program(nodes=(Node(name="count", loop="count", outputs=("x",)),), artifacts=()),
-    prompt_limit=20,
-)
+
+def card(name: str, semantics: str) -> ModelCard:
+    return ModelCard(
+        name=name,
+        family=name,
+        version="1",
+        task="none",
+        components={},
+        loops={"count": LoopSpec(semantics=semantics)},
+        recipe=RecipeSpec(
+            method="base",
+            data="none",
+            assumes_loop={"count": semantics},
+            assumes_precision="float32",
+            steps=Range(1, 1_000_000, 100),
+            guidance=Range(1, 1, 1),
+            shift=1.0,
+        ),
+        parity=ParitySpec(reference="none", rung="C0"),
+        output=OutputSpec(width=1, height=1, frames=1, fps=1),
+        program=Program(nodes=(Node(name="count", loop="count", outputs=("x",)),), artifacts=()),
+        prompt_limit=20,
+    )
 
 
 class Count:
-    semantics = SEMANTICS
+    """Counts to the number of steps that was asked for."""
+
+    def __init__(self, instance: str, semantics: str) -> None:
+        self._instance = instance
+        self.semantics = semantics
 
     def init(self, context: LoopContext, inputs: dict[str, TensorRef]) -> LoopState:
         request = context.request
         return LoopState(
             loop=context.loop,
-            semantics=SEMANTICS,
+            semantics=self.semantics,
             step=0,
             steps=request.steps,
             scalars={"step_s": float(request.prompt)},
@@ -60,7 +66,7 @@ class Count:
         if state.step == state.steps:
             return Done()
         return WorkPlan(
-            instance="noop",
+            instance=self._instance,
             loop="count",
             kind="count",
             step=state.step,
@@ -76,16 +82,18 @@ class Count:
         return state.tensors
 
 
-LOOPS: Mapping[str, Loop] = {SEMANTICS: Count()}
+CARD = card("noop", SEMANTICS)
+LOOPS: Mapping[str, Loop] = {SEMANTICS: Count("noop", SEMANTICS)}
 
 
 def count(components: Components, plan: WorkPlan, reads: "Mapping[str, torch.Tensor]") -> Made:
     import torch
 
-    until = time.perf_counter() + float(plan.scalars["step_s"])
-    square = torch.ones(256, 256)
-    while time.perf_counter() < until:
-        torch.mm(square, square)
+    if step_s := float(plan.scalars["step_s"]):
+        until = time.perf_counter() + step_s
+        square = torch.ones(256, 256)
+        while time.perf_counter() < until:
+            torch.mm(square, square)
     return Made({"x": torch.tensor([plan.step])})
 
 

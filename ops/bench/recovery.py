@@ -23,12 +23,17 @@ REPEATS = 3
 async def run(data: Path) -> list[Figure]:
     figures = []
     for steps in (20, 500):
-        times = [await anyio.to_thread.run_sync(_once, data / f"{steps}-{n}", steps) for n in range(REPEATS)]
-        claimed, moving = zip(*times, strict=True)
+        claimed, moving = await times(data, steps, REPEATS)
         what = f"{JOBS} jobs with {steps} steps behind them, from process start until"
         figures.append(figure(f"{what} all are claimed", [1e3 * s for s in claimed], "ms", 0))
         figures.append(figure(f"{what} each has a new step", [1e3 * s for s in moving], "ms", 0))
     return figures
+
+
+async def times(data: Path, steps: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds until all are claimed and until each has a new step, a pair for each repeat."""
+    seen = [await anyio.to_thread.run_sync(_once, data / f"{steps}-{n}", steps) for n in range(repeats)]
+    return [claimed for claimed, _ in seen], [moving for _, moving in seen]
 
 
 def _once(data: Path, steps: int) -> tuple[float, float]:

@@ -1,10 +1,12 @@
 """Tensors as bytes: what goes in comes out, with its memory layout, in any process."""
 
 import contextlib
+import json
 import subprocess
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,6 +60,23 @@ def test_equal_content_has_one_digest_wherever_it_lies(tensor: torch.Tensor) -> 
     assert (ref, data) == codec.encode(tensor)
     assert codec.encode(codec.decode(data)) == (ref, data)
     assert ref.digest == codec.digest(data)
+
+
+@settings(deadline=None)
+@given(tensors())
+def test_the_bytes_are_those_that_safetensors_writes(tensor: torch.Tensor) -> None:
+    metadata = {"strides": json.dumps(tensor.stride())}
+
+    assert codec.encode(tensor)[1] == safetensors.torch.save({codec.KEY: tensor.contiguous()}, metadata)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16]
+)
+def test_the_bytes_of_rare_types_too(dtype: torch.dtype) -> None:
+    tensor = random_bits((3, 2), dtype)
+
+    assert codec.encode(tensor)[1] == safetensors.torch.save({codec.KEY: tensor}, {"strides": "[2, 1]"})
 
 
 def test_other_strides_are_another_tensor() -> None:

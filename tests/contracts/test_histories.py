@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.errors import StoreError
-from store.journal import Append, Appended, IdempotencyKey, JobRow, Journal, NewEvent
+from store.journal import Append, Appended, IdempotencyKey, JobFilter, JobRow, Journal, NewEvent
 from store.open import open_journal
 
 STREAMS = ("a", "b")
@@ -74,6 +74,6 @@ async def everything(journal: Journal) -> list[Any]:
         await journal.streams(""),
         await journal.read_all(),
         [await journal.read(stream, after=1) for stream in STREAMS],
-        [await journal.jobs(open=open, after=after) for open, after in filters],
+        [await journal.jobs(JobFilter(open=open), after=after) for open, after in filters],
         [await journal.job_of_key(key) for key in ("k", "l")],
     ]

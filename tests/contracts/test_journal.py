@@ -1,17 +1,21 @@
 """What every journal promises, asked of each."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from blake3 import blake3
+from msgspec.structs import replace
 from sqlalchemy import NullPool, create_engine, text
 
-from store.errors import CorruptBlob, KeyTaken, StreamConflict
+from store.chain import broken
+from store.errors import CorruptBlob, KeyTaken, LeaseLost, StreamConflict
 from store.journal import (
     Append,
     Appended,
@@ -19,10 +23,13 @@ from store.journal import (
     Checkpoint,
     Event,
     IdempotencyKey,
+    JobFilter,
     JobRow,
     Journal,
     Loaded,
     NewEvent,
+    StoreStatistics,
+    StreamCopy,
 )
 from store.open import open_journal
 
@@ -92,6 +99,10 @@ def bodies(events: list[Event] | tuple[Event, ...]) -> list[bytes]:
     return [event.body for event in events]
 
 
+def unhashed(events: list[Event]) -> list[Event]:
+    return [replace(event, hash=b"") for event in events]
+
+
 async def whole_log(journal: Journal) -> list[Event]:
     return await journal.read_all(limit=100_000)
 
@@ -103,7 +114,7 @@ async def test_events_come_back_as_they_were_written(journal: Journal) -> None:
     appended = await journal.append(write("job/1", 0, b"a", b"b"))
 
     assert appended == Appended(version=2, position=2)
-    assert await journal.read("job/1") == [
+    assert unhashed(await journal.read("job/1")) == [
         Event(position=1, stream="job/1", version=1, epoch=0, type="happened", at=1.5, body=b"a"),
         Event(position=2, stream="job/1", version=2, epoch=0, type="happened", at=1.5, body=b"b"),
     ]
@@ -192,7 +203,9 @@ async def test_an_append_that_did_not_see_the_latest_leaves_no_trace(journal: Jo
 
     assert (caught.value.stream, caught.value.expected, caught.value.epoch) == ("a", expected, 0)
     loaded = await journal.load("a")
-    assert loaded == Loaded(version=2, epoch=0, checkpoint=None, events=tuple(await whole_log(journal)))
+    assert loaded is not None
+    log = await whole_log(journal)
+    assert loaded == Loaded(version=2, epoch=0, checkpoint=None, events=tuple(log), hash=log[-1].hash)
     assert await journal.blobs([blob(b"x").digest]) == {}
     assert await journal.jobs() == [job("a")]
     assert await journal.job_of_key("k") is None
@@ -402,7 +415,10 @@ async def test_a_checkpoint_of_the_same_version_replaces_the_other(journal: Jour
 
     loaded = await journal.load("a")
 
-    assert loaded == Loaded(version=1, epoch=0, checkpoint=Checkpoint(version=1, body=b"new"), events=())
+    [event] = await journal.read("a")
+    assert loaded == Loaded(
+        version=1, epoch=0, checkpoint=Checkpoint(version=1, body=b"new"), events=(), hash=event.hash
+    )
 
 
 async def test_many_streams_load_as_one(journal: Journal) -> None:
@@ -513,10 +529,10 @@ async def test_open_jobs_are_listed_in_the_order_of_work(journal: Journal) -> No
     for row in rows:
         await journal.append(write(row.id, 0, b"1", row=row))
 
-    assert [row.id for row in await journal.jobs(open=True)] == ["b", "c", "a"]
-    assert [row.id for row in await journal.jobs(open=True, after="b")] == ["c", "a"]
-    assert [row.id for row in await journal.jobs(open=True, after="c")] == ["a"]
-    assert [row.id for row in await journal.jobs(open=False)] == ["d"]
+    assert [row.id for row in await journal.jobs(JobFilter(open=True))] == ["b", "c", "a"]
+    assert [row.id for row in await journal.jobs(JobFilter(open=True), after="b")] == ["c", "a"]
+    assert [row.id for row in await journal.jobs(JobFilter(open=True), after="c")] == ["a"]
+    assert [row.id for row in await journal.jobs(JobFilter(open=False))] == ["d"]
 
 
 async def test_jobs_are_filtered(journal: Journal) -> None:
@@ -524,10 +540,10 @@ async def test_jobs_are_filtered(journal: Journal) -> None:
     for row in rows:
         await journal.append(write(row.id, 0, b"1", row=row))
 
-    assert {row.id for row in await journal.jobs(status="running")} == {"b", "c"}
-    assert {row.id for row in await journal.jobs(status="running", open=True)} == {"b"}
-    assert len(await journal.jobs(model="shapes")) == 3
-    assert await journal.jobs(model="other") == []
+    assert {row.id for row in await journal.jobs(JobFilter(status="running"))} == {"b", "c"}
+    assert {row.id for row in await journal.jobs(JobFilter(status="running", open=True))} == {"b"}
+    assert len(await journal.jobs(JobFilter(model="shapes"))) == 3
+    assert await journal.jobs(JobFilter(model="other")) == []
 
 
 async def test_a_job_is_listed_as_it_was_last_written(journal: Journal) -> None:
@@ -547,3 +563,201 @@ async def test_the_list_can_be_replaced_as_a_whole(journal: Journal) -> None:
 
     await journal.replace_rows([])
     assert await journal.jobs() == []
+
+
+async def test_jobs_are_found_by_what_is_known_of_them(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", row=replace(job("abc", at=1), metadata={"user": "ada", "of": "x"})))
+    await journal.append(write("b", 0, b"1", row=replace(job("abd", at=2), attempts=3, owner="e1")))
+    await journal.append(write("c", 0, b"1", row=replace(job("b", at=3), metadata={"user": "bob"})))
+
+    async def found(**wanted: Any) -> list[str]:
+        return [row.id for row in await journal.jobs(JobFilter(**wanted))]
+
+    assert await found(prefix="ab") == ["abd", "abc"]
+    assert await found(prefix="") == ["b", "abd", "abc"]
+    assert await found(metadata={"user": "ada"}) == ["abc"]
+    assert await found(metadata={"user": "ada", "of": "y"}) == []
+    assert await found(attempts_from=2) == ["abd"]
+    assert await found(owner="e1") == ["abd"]
+    assert await found(submitted_before=3) == ["abd", "abc"]
+    assert await found(updated_before=3, prefix="ab") == ["abc"]
+    assert (await journal.jobs(JobFilter(prefix="abc")))[0].metadata == {"user": "ada", "of": "x"}
+
+
+# Chains
+
+
+async def test_every_event_is_chained_to_the_one_before_it(journal: Journal) -> None:
+    pending = [journal.append(write("a", 0, b"1", b"2")), journal.append(write("b", 0, b"x"))]
+    pending += [journal.append(write("a", 2, b"3", claim=True)), journal.append(write("a", 3, b"4", epoch=1))]
+    for append in pending:
+        await append
+
+    for stream in ("a", "b"):
+        assert broken(await journal.read(stream), await journal.load(stream)) is None
+    assert len({event.hash for event in await whole_log(journal)}) == 5
+
+
+@ON_SQL
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        ("UPDATE events SET body = hash WHERE version = 2", "event 2 .* is not what was written"),
+        ("UPDATE events SET at = 9 WHERE version = 3", "event 3 .* is not what was written"),
+        ("DELETE FROM events WHERE version = 2", "event 2 is missing"),
+        ("DELETE FROM events WHERE version = 3", "ends at event 2, its head says 3"),
+        ("UPDATE events SET version = 4 - version WHERE version <> 2", "event 1 is missing or out of order"),
+        ("UPDATE streams SET version = 4", "ends at event 3, its head says 4"),
+    ],
+)
+async def test_a_changed_missing_or_moved_row_breaks_the_chain(
+    journal: Journal, url: str, damage: str, found: str
+) -> None:
+    await journal.append(write("a", 0, b"1", b"2", b"3"))
+
+    change(url, damage if "4 - version" not in damage else "UPDATE events SET version = version + 10")
+    if "4 - version" in damage:
+        change(url, "UPDATE events SET version = 14 - version WHERE version <> 12")
+        change(url, "UPDATE events SET version = 2 WHERE version = 12")
+
+    problem = broken(await journal.read("a"), await journal.load("a"))
+    assert problem is not None
+    assert re.search(found, problem)
+
+
+# Leases
+
+
+async def test_a_live_lease_keeps_its_jobs_from_others(journal: Journal) -> None:
+    await journal.hold_lease("one", ttl_s=1e6, url="http://one", models=("shapes",))
+    for name, owner in (("a", None), ("b", "one"), ("c", "gone")):
+        await journal.append(write(name, 0, b"1", row=replace(job(name), owner=owner)))
+    await journal.append(write("d", 0, b"1", row=job("d", open=False)))
+
+    assert [row.id for row in await journal.claimable("two", 10)] == ["a", "c"]
+    assert [row.id for row in await journal.claimable("one", 10)] == ["a", "b", "c"]
+    assert [row.id for row in await journal.claimable("one", 1)] == ["a"]
+    [engine] = await journal.engines()
+    assert (engine.name, engine.url, engine.models) == ("one", "http://one", ("shapes",))
+    assert 0 < engine.left_s <= 1e6
+
+
+async def test_a_lease_that_was_ended_gives_its_jobs_free(journal: Journal) -> None:
+    await journal.hold_lease("one", ttl_s=1e6)
+    await journal.append(write("a", 0, b"1", row=replace(job("a"), owner="one")))
+
+    assert await journal.end_lease("one")
+
+    assert not await journal.end_lease("one")
+    assert [row.id for row in await journal.claimable("two", 10)] == ["a"]
+
+
+async def test_an_append_under_a_lease_that_has_run_out_is_refused(journal: Journal) -> None:
+    await journal.hold_lease("one", ttl_s=1e6)
+    await journal.append(replace(write("a", 0, b"1"), lease="one"))
+    await journal.hold_lease("one", ttl_s=-1.0)
+
+    with pytest.raises(LeaseLost, match="the lease of engine one has run out"):
+        await journal.append(replace(write("a", 1, b"2"), lease="one"))
+    with pytest.raises(LeaseLost):
+        await journal.append(replace(write("b", 0, b"2"), lease="stranger"))
+
+    assert bodies(await whole_log(journal)) == [b"1"]
+    assert (await journal.append(write("a", 1, b"2"))).version == 2
+
+
+# Moving and forgetting
+
+
+async def test_a_stream_is_the_same_in_another_store(journal: Journal) -> None:
+    events = (NewEvent("happened", b"1"), NewEvent("happened", b"2"))
+    async with open_journal("memory://") as other:
+        await other.append(write("noise", 0, b"x", b"y"))
+        await other.append(replace(write("a", 0), events=events, claim=True))
+        await other.append(write("a", 2, b"3", epoch=1, checkpoint=b"saved"))
+        loaded, log = await other.load("a"), await other.read("a")
+    assert loaded is not None
+    copy = StreamCopy(
+        stream="a", version=3, epoch=1, hash=loaded.hash, events=tuple(log), checkpoint=loaded.checkpoint,
+        blobs=(blob(b"data"),), row=job("a"),
+    )  # fmt: skip
+
+    await journal.adopt(copy)
+
+    assert await journal.load("a") == loaded
+    assert broken(await journal.read("a"), loaded) is None
+    assert [row.id for row in await journal.jobs()] == ["a"]
+    assert await journal.blobs([blob(b"data").digest]) == {blob(b"data").digest: b"data"}
+    assert (await journal.append(write("a", 3, b"4", epoch=1))).version == 4
+    with pytest.raises(StreamConflict):
+        await journal.adopt(copy)
+
+
+async def test_a_purged_stream_leaves_nothing_and_its_positions_are_not_given_out_again(journal: Journal) -> None:
+    await journal.append(write("job/a", 0, b"1", checkpoint=b"c", row=job("a"), key=IdempotencyKey("k", "f")))
+    for version in range(1, 1200, 100):
+        await journal.append(write("job/b", version - 1, *[b"2"] * 100, row=job("b")))
+    last = (await whole_log(journal))[-1].position
+
+    await journal.purge("job/b", expected=1200, epoch=0)
+    await journal.purge("job/a", expected=1, epoch=0)
+
+    assert await journal.load("job/a") is None
+    assert await whole_log(journal) == []
+    assert await journal.streams("") == []
+    assert await journal.jobs() == []
+    assert await journal.job_of_key("k") is None
+    appended = await journal.append(write("job/a", 0, b"new", row=job("a"), key=IdempotencyKey("k", "g")))
+    assert appended == Appended(version=1, position=last + 1)
+
+
+@pytest.mark.parametrize(("expected", "epoch"), [(0, 0), (1, 1), (2, 0)])
+async def test_a_purge_that_did_not_see_the_latest_takes_nothing(journal: Journal, expected: int, epoch: int) -> None:
+    await journal.append(write("a", 0, b"1", checkpoint=b"c"))
+
+    with pytest.raises(StreamConflict):
+        await journal.purge("a", expected=expected, epoch=epoch)
+
+    loaded = await journal.load("a")
+    assert loaded is not None
+    assert loaded.checkpoint is not None
+
+
+@ON_SQL
+async def test_a_purge_that_was_cut_off_is_gone_for_readers_and_can_be_finished(journal: Journal, url: str) -> None:
+    await journal.append(write("a", 0, b"1", b"2"))
+    change(url, "UPDATE streams SET version = -1")  # as after its first transaction
+
+    assert await journal.load("a") is None
+    assert await journal.streams("") == []
+    assert await journal.purging() == ["a"]
+    with pytest.raises(StreamConflict):
+        await journal.append(write("a", 0, b"x"))
+    await journal.purge("a", expected=2, epoch=0)
+
+    assert await journal.purging() == []
+    assert (await journal.append(write("a", 0, b"x"))).version == 1
+
+
+async def test_inline_blobs_are_listed_and_dropped_but_for_those_that_just_came(journal: Journal) -> None:
+    old, new = sorted([blob(b"one"), blob(b"two")], key=lambda blob: blob.digest)
+    await journal.append(write("a", 0, b"1", blobs=(old, new)))
+
+    listed = await journal.inline_blobs()
+    assert [(each.digest, each.nbytes) for each in listed] == [(old.digest, 3), (new.digest, 3)]
+    assert all(-1 < each.age_s < 60 for each in listed)
+    assert [each.digest for each in await journal.inline_blobs(after=old.digest)] == [new.digest]
+    assert await journal.drop_blobs([old.digest], grace_s=60) == 0
+    assert await journal.drop_blobs([old.digest, "unknown"], grace_s=-60) == 1
+    assert list(await journal.blobs([old.digest, new.digest])) == [new.digest]
+
+
+async def test_a_store_is_counted(journal: Journal) -> None:
+    await journal.append(write("a", 0, b"1", b"2", checkpoint=b"c", blobs=(blob(b"xyz"),), row=job("a")))
+    await journal.append(write("b", 0, b"3", row=job("b", open=False)))
+
+    counted = await journal.statistics_of_store()
+
+    assert replace(counted, nbytes=None) == StoreStatistics(
+        streams=2, events=3, checkpoints=1, jobs=2, open_jobs=1, blobs=1, blob_bytes=3, last_position=3, nbytes=None
+    )

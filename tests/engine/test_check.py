@@ -68,7 +68,7 @@ FIRST = "WHERE stream = 'job/job-0001'"
         ("UPDATE jobs SET updated_at = 1 WHERE id = 'job-0001'", LIST),
         ("DELETE FROM jobs WHERE id = 'job-0001'", LIST),
         (
-            "INSERT INTO jobs SELECT 'extra', status, model, priority, submitted_at, 1, open FROM jobs LIMIT 1",
+            "INSERT INTO jobs SELECT 'extra', status, model, 0, 1, 1, open, owner, 1, metadata FROM jobs LIMIT 1",
             "job/extra: is in the job list and has no log",
         ),
         (f"UPDATE streams SET version = version + 1 {FIRST}", LOG + "the head is not at the last event"),

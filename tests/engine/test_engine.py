@@ -123,7 +123,7 @@ async def test_the_step_that_is_sure_to_follow_is_there_when_one_is_done() -> No
     async with World().engine() as running:
         worker = running.workers[0]
         worker.gate = anyio.Event()
-        job = await running.client.submit(request(steps=4))
+        job = await running.client.submit(request(steps=100))
         worker.gate.set()
         await running.until(lambda: any(unit.plan.loop == "count" for unit in worker.ran))
         worker.gate = anyio.Event()
@@ -133,6 +133,16 @@ async def test_the_step_that_is_sure_to_follow_is_there_when_one_is_done() -> No
 
         assert is_promised(ahead.reads["x"])
         assert (await running.ended(job.id)).state is State.COMPLETED
+
+
+async def test_what_is_known_of_a_worker_does_not_grow_with_the_steps_behind() -> None:
+    async with World().engine() as running:
+        job = await running.client.submit(request(steps=100))
+        await running.until(lambda: job.id in running.engine.ledger.actors)
+        actor = running.engine.ledger.actors[job.id]
+        await running.ended(job.id)
+
+        assert len(actor.held) < 10
 
 
 async def test_a_step_that_depends_on_what_the_last_one_found_waits_for_it() -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cards.loop import Loop, LoopState, StepOutput
 from cards.wire import Released
-from engine.actor import submission
+from engine.actor import Saved, new_stream, replay
 from engine.events import JobSubmitted
 from engine.job import State
 from store.blobs import MemoryBlobs
@@ -94,7 +94,7 @@ async def test_a_job_whose_claim_was_refused_is_claimed_again_while_its_worker_i
         again = JobSubmitted(
             job="job-refused", request=busy.request, model=busy.model, submitted_at=busy.submitted_at + 1
         )
-        await world.journal.append(submission(again, [], again.submitted_at, None))
+        await world.journal.append(new_stream([again], Saved(replay([again]), None), again.submitted_at))
         journal.refuse = 2  # the claim, and what is written with its first unit
         await running.until(lambda: journal.refuse == 0)
         await running.until(lambda: again.job in running.engine.ledger.actors)

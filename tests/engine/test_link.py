@@ -1,6 +1,7 @@
 """The engine's end of the wire, with raw sockets at the other."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,44 @@ async def test_sending_to_a_worker_that_reads_nothing_does_not_wait() -> None:
             arrived = await receive(link)
 
     assert arrived.message == Goodbye("full")
+
+
+async def test_workers_that_never_stop_talking_leave_others_a_turn() -> None:
+    async with listen() as link:
+        with dealer(link) as worker:
+            for _ in range(200):
+                worker.send(wire.encode(BEAT))
+            turns = 0
+
+            async def take_turns() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await anyio.lowlevel.checkpoint()
+
+            await receive(link)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(take_turns)
+                for _ in range(199):
+                    await receive(link)
+                tasks.cancel_scope.cancel()
+
+    assert turns > 1
+
+
+async def test_what_came_while_the_engine_was_sending_is_heard() -> None:
+    """A send takes the descriptor's news in: nothing would wake the receiver for what came with it."""
+    async with listen() as link:
+        with dealer(link) as worker:
+            worker.send(wire.encode(BEAT))
+            await receive(link)
+            for _ in range(5):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(receive, link)
+                    await anyio.lowlevel.checkpoint()
+                    worker.send(wire.encode(BEAT))
+                    time.sleep(0.02)  # noqa: ASYNC251 - the loop must not look before it sends
+                    await link.send("w", Release("j", 1))
 
 
 async def test_an_address_that_is_taken_is_an_error(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ class Fresh:
         self._executor = Executor(load_models({"toy": family}), MemoryBlobs(), stores=False)
         self._fail = fail
 
-    async def __call__(self, unit: WorkUnit) -> StepResult:
+    async def __call__(self, unit: WorkUnit, frames: list[bytes]) -> StepResult:
         if (unit.plan.loop, unit.plan.step) == self._fail:
             return StepResult(unit.id, error=StepError("error", "asked to fail"))
-        return self._executor.run(unit, []).result
+        return self._executor.run(unit, frames).result
 
 
 class Damaged:

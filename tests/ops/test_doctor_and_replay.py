@@ -92,6 +92,7 @@ async def test_a_damaged_log_is_wrong(data: Path, sql: str, says: str) -> None:
 
 async def test_a_store_of_a_newer_schema_is_wrong(data: Path) -> None:
     damage(data, "UPDATE alembic_version SET version_num = '9999'")
+    damage(data, "UPDATE compatibility SET requires = '9999'")
 
     assert "store" in [finding.what for finding in await wrong(data)]
 

@@ -11,13 +11,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import Float, NullPool, create_engine, literal_column, text
 
 import migrations
 from store.errors import BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable
+from store.journal import JobFilter
 from store.open import open_journal, revisions, upgrade
-from store.reads import job_rows
+from store.reads import claimable, job_rows
 from store.schema import REVISION, metadata
+from tests.store.appender import STREAM, step
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -28,10 +30,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return new_database()
 
 
-def set_revision(url: str, revision: str) -> None:
+def set_revision(url: str, revision: str, requires: str = REVISION) -> None:
+    execute(url, f"UPDATE alembic_version SET version_num = '{revision}'")
+    execute(url, f"UPDATE compatibility SET requires = '{requires}'")
+
+
+def execute(url: str, statement: str) -> None:
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+        connection.execute(text(statement))
 
 
 def names(folder: Path) -> list[str]:
@@ -94,16 +101,32 @@ async def test_an_empty_store_gets_its_tables(url: str) -> None:
         assert revisions(url) == (REVISION, REVISION)
 
 
-async def test_a_newer_store_is_refused_and_left_alone(url: str) -> None:
+async def test_a_newer_store_that_asks_for_newer_code_is_refused_and_left_alone(url: str) -> None:
     upgrade(url)
-    set_revision(url, "9999")
+    set_revision(url, "9999", requires="9998")
 
     for writable in (True, False):
-        with pytest.raises(SchemaMismatch, match=f"at revision 9999, this engine knows up to {REVISION}: upgrade"):
+        with pytest.raises(SchemaMismatch, match=f"takes engines from 9998 on; this one is of {REVISION}: upgrade"):
             async with open_journal(url, writable=writable):
                 pass
     with pytest.raises(SchemaMismatch, match="9999"):
         upgrade(url)
+    assert revisions(url) == ("9999", REVISION)
+
+
+async def test_a_newer_store_that_only_adds_is_worked_on_while_a_deploy_rolls(url: str) -> None:
+    async with open_journal(url) as journal:
+        await journal.append(step(0))
+        await journal.end_lease("nobody")
+    execute(url, "ALTER TABLE events ADD COLUMN colour TEXT")  # as a migration would that expands
+    execute(url, "ALTER TABLE jobs ADD COLUMN region TEXT DEFAULT 'none'")
+    set_revision(url, "9999", requires=REVISION)
+
+    upgrade(url)  # which is not a step back
+    async with open_journal(url) as journal:
+        assert (await journal.append(step(1))).version == 2
+        assert len(await journal.read(STREAM)) == 2
+
     assert revisions(url) == ("9999", REVISION)
 
 
@@ -117,7 +140,8 @@ async def test_an_older_store_is_refused_with_the_remedy(url: str) -> None:
                 pass
 
 
-async def test_a_store_in_use_is_not_upgraded(url: str) -> None:
+async def test_a_file_in_use_is_not_upgraded(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
     async with open_journal(url):
         with pytest.raises(StoreLocked):
             upgrade(url)
@@ -136,13 +160,15 @@ def test_the_migrations_make_what_the_code_reads(url: str) -> None:
 def test_the_next_jobs_are_found_without_sorting_all_that_are_open(tmp_path: Path) -> None:
     upgrade(f"sqlite:///{tmp_path}/store.db")
     engine = create_engine(f"sqlite:///{tmp_path}/store.db", poolclass=NullPool)
-    question = job_rows(None, None, True, None, 10).compile(engine, compile_kwargs={"literal_binds": True})
+    now = literal_column("0.0", Float)
 
-    with engine.connect() as connection:
-        plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {question}").all())
+    for question in (job_rows(JobFilter(open=True), None, 10), claimable("engine", now, 10)):
+        asked = question.compile(engine, compile_kwargs={"literal_binds": True})
+        with engine.connect() as connection:
+            plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked}").all())
 
-    assert "jobs_by_turn" in plan
-    assert "TEMP B-TREE" not in plan
+        assert "jobs_by_turn" in plan
+        assert "TEMP B-TREE" not in plan
 
 
 def test_the_code_is_written_for_the_last_migration() -> None:

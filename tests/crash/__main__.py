@@ -1,0 +1,33 @@
+"""`python -m tests.crash [--at-most N] [SCENARIO...]` goes through the points of the scenarios and prints a report."""
+
+import argparse
+import sys
+
+from tests.crash.broken import BREAKS, broken
+from tests.crash.harness import enumerate_points, enumerate_statements
+from tests.crash.scenarios import ON_FILES, ON_POSTGRES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join([*ON_FILES, *ON_POSTGRES])}")
+    parser.add_argument("--at-most", type=int, metavar="N", help="an even sample of N kills and N power cuts of each")
+    parser.add_argument("--broken", choices=BREAKS, help="break the store first, to see that it is found out")
+    options = parser.parse_args()
+    unclean = points = 0
+    for name in options.scenarios or [*ON_FILES, *ON_POSTGRES]:
+        scenario = (ON_FILES.get(name) or ON_POSTGRES[name])()
+        if options.broken:
+            scenario = broken(scenario, options.broken)
+        enumerate_all = enumerate_points if name in ON_FILES else enumerate_statements
+        report = enumerate_all(scenario, options.at_most)
+        sys.stdout.write(f"{name}: {report}\n")
+        sys.stdout.flush()
+        points += report.kills + report.cuts
+        unclean += len(report.unclean)
+    sys.stdout.write(f"{points} points, {f'{unclean} unclean' if unclean else 'all clean'}\n")
+    return 1 if unclean else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""The scenarios. One more is one more function in `SCRIPTS`, or a `Scenario` where a script will not do."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import alembic.command  # noqa: F401  what every process needs is imported once, before it is forked
+import anyio
+
+from cards import registry
+from cards.request import resolve
+from engine import events as facts
+from engine.actor import replay, stream
+from engine.check import check
+from engine.events import JobEvent
+from engine.views import row
+from store.blobs import MemoryBlobs, digest_of
+from store.chain import link
+from store.journal import Append, Blob, Checkpoint, Event, IdempotencyKey, JobRow, NewEvent, StreamCopy
+from store.open import open_journal, revisions, upgrade
+from store.schema import REVISION
+from tests import toy
+from tests.crash.checker import KEYS, LARGE, SMALL, Sight, problems_after, sight
+from tests.crash.jobs import a_job
+from tests.crash.scenario import Place, Prepare, Scenario, Tell, nothing
+from tests.crash.script import Call, Script, Store, scripted
+from tests.sim import request
+
+AT = 1.5
+
+OLD_STORE = Path(__file__).parent.parent / "histories" / "schema-0001.db"
+
+# -- what is there before ---------------------------------------------------------------------------------------
+
+
+async def an_empty_store(place: Place) -> None:
+    async with open_journal(place.journal):
+        pass
+
+
+async def an_old_store(place: Place) -> None:
+    shutil.copy(OLD_STORE, place.folder / "store.db")
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------
+
+
+async def a_store_from_nothing(store: Store) -> None:
+    await store.do(append("a", 0, b"first"))
+
+
+async def appends(store: Store) -> None:
+    """All that an append can carry, alone and in groups, with some that are refused."""
+    await store.do(job("1", 0, 1, key=key(0)))
+    await store.do(job("1", 1, 2, claim=True, blobs=small(0)))
+    await store.do(
+        job("2", 0, 2, key=key(1)),
+        job("1", 2, 4, epoch=1),
+        append("c", 0, b"1", key=key(0)),  # refused: the key is taken
+        append("b", 0, b"1", b"2", blobs=small(1), checkpoint=b"after 2" * 1000),
+        append("b", 0, b"3"),  # refused: b is at 2
+    )
+    await store.do(append("c", 0, bytes(9000), claim=True), append("c", 1, epoch=1, checkpoint=b"no event"))
+    await store.do(append("b", 2, b"3", claim=True, checkpoint=b"after 3"), append("b", 3, b"too late"))
+
+
+async def a_second_engine(store: Store) -> None:
+    """It opens what the first one left, takes the streams over and goes on; what the first still sends is refused."""
+    await store.do(*(append(stream, 0, b"1", claim=True, checkpoint=b"1") for stream in "abc"))
+    await store.do(append("a", 1, b"2", epoch=1), append("b", 1, b"2", epoch=1))
+    await store.reopen()
+    await store.do(
+        *(append(stream, version, epoch=1, claim=True) for stream, version in (("a", 2), ("b", 2), ("c", 1)))
+    )
+    await store.do(append("a", 2, b"3", epoch=2), append("b", 2, b"late", epoch=1), append("c", 1, b"2", epoch=2))
+
+
+async def large_blobs(store: Store) -> None:
+    """Bytes first, and then the event that tells of them."""
+    for number, data in enumerate((*LARGE, LARGE[0])):
+        await store.do(put(data))
+        await store.do(append("a", number, digest_of(data).encode(), checkpoint=data[:10]))
+
+
+async def a_growing_log(store: Store) -> None:
+    """So many appends that SQLite moves its log into the file several times, and writes over the log."""
+    for expected in range(12):
+        await store.do(append("a", expected, b"%d" % expected * 3000, checkpoint=b"%d" % expected * 6000))
+
+
+async def a_new_list_of_jobs(store: Store) -> None:
+    await store.do(job("1", 0, 2), job("2", 0, 1))
+    await store.do(replace_rows([row_of("1", 2), row_of("2", 1)]))
+    await store.do(job("2", 1, 4))
+
+
+async def a_purge(store: Store) -> None:
+    """Two jobs end, one is forgotten, with an inline blob that nobody names any more, and its name is used again."""
+    await store.do(job("1", 0, 4, key=key(0), blobs=small(0)), job("2", 0, 2, blobs=small(1)))
+    await store.do(lambda store: store.journal.purge(stream("1"), expected=4, epoch=0))
+    await store.do(lambda store: store.journal.drop_blobs([digest_of(SMALL[0])], grace_s=-60))
+    await store.do(job("1", 0, 1, key=key(0)))
+
+
+async def an_import(store: Store) -> None:
+    """A stream comes from elsewhere, once; then it goes on here."""
+    await store.do(append("a", 0, b"1"))
+    await store.do(adopt("b", b"1", b"2"), adopt("b", b"3"))
+    await store.do(append("b", 2, b"3"))
+
+
+SCRIPTS: dict[Script, Prepare] = {
+    a_store_from_nothing: nothing,
+    appends: an_empty_store,
+    a_second_engine: an_empty_store,
+    large_blobs: an_empty_store,
+    a_growing_log: an_empty_store,
+    a_new_list_of_jobs: an_empty_store,
+    a_purge: an_empty_store,
+    an_import: an_empty_store,
+}
+
+
+# -- calls ------------------------------------------------------------------------------------------------------
+
+
+def append(stream: str, expected: int, *bodies: bytes, **fields: Any) -> Call:
+    events = tuple(NewEvent("happened", body) for body in bodies)
+    append = Append(stream=stream, expected=expected, events=events, **{"epoch": 0, "at": AT} | fields)
+    return lambda store: store.journal.append(append)
+
+
+def adopt(stream: str, *bodies: bytes) -> Call:
+    events: list[Event] = []
+    hash = b""
+    for version, body in enumerate(bodies, start=1):
+        hash = link(hash, stream, version, 0, "happened", AT, body)
+        events.append(Event(0, stream, version, 0, "happened", AT, body, hash))
+    copy = StreamCopy(
+        stream=stream,
+        version=len(events),
+        epoch=0,
+        hash=hash,
+        events=tuple(events),
+        checkpoint=Checkpoint(len(events), b"saved"),
+        blobs=small(0),
+    )
+    return lambda store: store.journal.adopt(copy)
+
+
+def put(data: bytes) -> Call:
+    async def call(store: Store) -> str:
+        return store.blobs.put(data)
+
+    return call
+
+
+def replace_rows(rows: Sequence[JobRow]) -> Call:
+    return lambda store: store.journal.replace_rows(rows)
+
+
+def key(number: int) -> IdempotencyKey:
+    return IdempotencyKey(KEYS[number], f"fingerprint {number}")
+
+
+def small(number: int) -> tuple[Blob, ...]:
+    return (Blob(digest_of(SMALL[number]), SMALL[number]),)
+
+
+def job(id: str, start: int, stop: int, **fields: Any) -> Call:
+    """The append of a part of a job's life, as the engine makes it."""
+    events = tuple(facts.encode(event) for event in life(id)[start:stop])
+    append = Append(
+        stream=stream(id), expected=start, events=events, row=row_of(id, stop), **{"epoch": 0, "at": AT} | fields
+    )
+    return lambda store: store.journal.append(append)
+
+
+def row_of(id: str, version: int) -> JobRow:
+    return row(replay(life(id)[:version]), AT)
+
+
+def life(id: str) -> list[JobEvent]:
+    family = registry.identity(toy.FAMILY)
+    resolved = resolve(request(), toy.CARD, random.Random(7))
+    return [
+        facts.JobSubmitted(job=id, request=resolved, model=family, submitted_at=AT),
+        facts.JobAdmitted(engine="engine"),
+        facts.CancelRequested(reason="enough"),
+        facts.JobCancelled(),
+    ]
+
+
+# -- what is no script ------------------------------------------------------------------------------------------
+
+
+def an_upgrade(prepare: Prepare) -> Scenario:
+    """Whatever the store is, it is brought to the code's revision with all that it had; broken off, it is run again."""
+    expected = anyio.run(_upgraded, prepare)
+
+    async def live(place: Place, tell: Tell) -> None:
+        upgrade(place.journal)
+        tell("upgraded")
+
+    async def check(place: Place, told: Sequence[str]) -> list[str]:
+        problems = []
+        if told and revisions(place.journal) != (REVISION, REVISION):
+            problems.append(f"at revision {revisions(place.journal)}")
+        upgrade(place.journal)
+        await _list_anew(place)
+        return problems + await problems_after(place, [expected])
+
+    return Scenario(live, check, prepare)
+
+
+async def _upgraded(prepare: Prepare) -> Sight:
+    """What there is to see after an upgrade that nothing breaks off."""
+    with TemporaryDirectory() as folder:
+        place = Place(Path(folder))
+        await prepare(place)
+        upgrade(place.journal)
+        await _list_anew(place)
+        async with open_journal(place.journal) as journal:
+            return await sight(journal, MemoryBlobs())
+
+
+async def _list_anew(place: Place) -> None:
+    """The list has columns that only the logs can fill."""
+    async with open_journal(place.journal) as journal:
+        await journal.replace_rows((await check(journal)).rows)
+
+
+def _named(scripts: Iterable[Script], where: str = "") -> dict[str, Callable[[], Scenario]]:
+    return {script.__name__.replace("_", " ") + where: partial(scripted, script, SCRIPTS[script]) for script in scripts}
+
+
+ON_FILES: dict[str, Callable[[], Scenario]] = {
+    **_named(SCRIPTS),
+    "an upgrade": partial(an_upgrade, an_old_store),
+    "an upgrade of nothing": partial(an_upgrade, nothing),
+    "a job": partial(a_job, an_empty_store),
+}
+
+ON_POSTGRES = _named((a_store_from_nothing, appends, a_new_list_of_jobs, a_purge, an_import), " on postgresql")

@@ -1,0 +1,50 @@
+"""A process is killed at every point of what it does to a store, and the store is whole afterwards.
+
+`make test` takes an even sample of the points and `make crash` every one; docs/decisions/0007-crash-points.md says what
+is killed and what is checked. That the checks can fail is a test too: a store that acknowledges before the commit, that
+commits a head before its events, that does not sync, or that names a blob before its bytes are on disk is found out.
+
+The points are gone through by a process of their own, because a test's has threads and these do not survive a fork.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.crash.broken import BREAKS
+from tests.crash.scenarios import ON_FILES, ON_POSTGRES
+from tests.crash.watch_sqlite import Unsupported, sqlite_library
+
+SAMPLE = 15
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _sqlite_is_a_library() -> None:
+    try:
+        sqlite_library()
+    except Unsupported:
+        pytest.skip("this Python has SQLite built in, so what it writes cannot be watched")
+
+
+def enumerate_points(scenario: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.crash", scenario, "--at-most", str(SAMPLE), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("scenario", [*ON_FILES, *ON_POSTGRES])
+def test_a_store_is_whole_after_a_crash_at_any_point(scenario: str) -> None:
+    report = enumerate_points(scenario)
+
+    assert report.returncode == 0, report.stdout + report.stderr
+    assert report.stdout.endswith("points, all clean\n")
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_store_that_is_broken_on_purpose_is_found_out(how: str) -> None:
+    report = enumerate_points("large blobs" if "blobs" in how else "appends", "--broken", how)
+
+    assert report.returncode == 1, report.stderr
+    assert report.stdout.endswith(" unclean\n")
