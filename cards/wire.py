@@ -12,7 +12,7 @@ from msgspec import Struct
 Scalar: TypeAlias = bool | int | float | str
 
 INLINE_LIMIT = 64 * 1024
-"""Bytes. A blob up to this size travels in messages and lives in SQL rows; a larger one is a file."""
+"""Bytes. A blob up to this size travels in messages and lives in SQL rows; a larger one is the blob store's."""
 
 
 class TensorRef(Struct, frozen=True):

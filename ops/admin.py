@@ -202,7 +202,7 @@ def _group(groups: Any, name: str, what: str) -> Any:
 def _command(group: Any, name: str, run: Command, what: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = group.add_parser(name, help=what)
     parser.add_argument("--json", action="store_true", help="for programs")
-    settings_flags(parser, "data", "store", "families")
+    settings_flags(parser, "data", "store", "blobs", "families")
     parser.set_defaults(run=run)
     return parser
 

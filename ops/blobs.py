@@ -1,6 +1,6 @@
 """The blob store as workers know it: the store's errors in the workers' words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from store.blobs import Blobs
@@ -13,9 +13,9 @@ class WorkerBlobs:
         self._blobs = blobs
         self.name = blobs.name
 
-    def put(self, data: bytes) -> str:
+    def put_named(self, blobs: Mapping[str, bytes]) -> None:
         with _translated():
-            return self._blobs.put(data)
+            self._blobs.put_named(blobs)
 
     def get(self, digest: str) -> bytes:
         with _translated():

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="run an engine with its HTTP API and workers")
     settings_flags(
-        serve, "data", "store", "host", "port", "workers", "ranks", "threads", "listen_workers", "families",
+        serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "threads", "listen_workers", "families",
         "max_active", "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
@@ -84,12 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
     generate.add_argument("--out", type=Path, default=Path("out/clip.mp4"), metavar="FILE")
     generate.add_argument("--server", metavar="URL", help="an engine elsewhere")
-    settings_flags(generate, "data", "store", "workers", "ranks", "threads")
+    settings_flags(generate, "data", "store", "blobs", "workers", "ranks", "threads")
     generate.set_defaults(run=_generate)
 
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
-    settings_flags(start, "pool", "ranks", "threads", "data", "families")
+    settings_flags(start, "pool", "ranks", "threads", "data", "blobs", "families")
     start.set_defaults(run=_worker)
     return parser
 
@@ -133,7 +133,7 @@ def _check(request: dict[str, Any], out: Path) -> None:
 def _worker(arguments: argparse.Namespace) -> None:
     settings = settings_from(arguments)
     _check_address(arguments.connect)
-    why = worker.run(worker.settings_of(settings, arguments.connect, parent=None), settings.blobs)
+    why = worker.run(worker.settings_of(settings, arguments.connect, parent=None), settings.blobs_url)
     logging.getLogger("keyframe.ops").info("worker ended: %s", why)
 
 

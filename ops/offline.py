@@ -13,7 +13,7 @@ from engine.clock import WallClock
 from engine.engine import Engine, EngineSettings
 from engine.link import Arrived
 from ops.settings import Settings
-from store.blobs import FileBlobs
+from store.blobs import open_blobs
 from store.open import open_journal
 
 
@@ -41,7 +41,7 @@ async def cancel_offline(settings: Settings, job: str) -> Outcome:
             clock=clock,
             settings=EngineSettings(name="engine-admin"),
         )
-        client = Client(engine, journal, FileBlobs(settings.blobs), clock, ids=str, chance=random.Random())
+        client = Client(engine, journal, open_blobs(settings.blobs_url), clock, ids=str, chance=random.Random())
         await client.job(job)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.ledger.tell)

@@ -17,7 +17,7 @@ from engine.job import Job
 from engine.replay import Verdict, verify
 from ops.blobs import WorkerBlobs
 from ops.settings import Settings
-from store.blobs import FileBlobs, MemoryBlobs
+from store.blobs import MemoryBlobs, open_blobs
 from store.journal import Journal
 from store.open import open_journal
 from workers.execute import Executor, load_models
@@ -37,7 +37,7 @@ async def verify_job(
         async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:
             return (await anyio.to_thread.run_sync(executor.run, unit, frames)).result
 
-        verdict = await verify(log, family, execute, Contents(journal, FileBlobs(settings.blobs)), progress)
+        verdict = await verify(log, family, execute, Contents(journal, open_blobs(settings.blobs_url)), progress)
         return verdict, _changes(job, family)
 
 

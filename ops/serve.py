@@ -30,7 +30,7 @@ from ops.errors import BadSettings
 from ops.settings import Settings
 from ops.version import VERSION
 from ops.whereabouts import Whereabouts, announced
-from store.blobs import FileBlobs
+from store.blobs import open_blobs
 from store.open import open_journal
 
 log = logging.getLogger("keyframe.ops")
@@ -69,8 +69,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     with _listening(settings) as http:
         _make(settings.data)
         async with open_journal(settings.store_url) as journal, _link(settings) as link:
-            blobs = FileBlobs(settings.blobs)
-            command = worker.command(worker.settings_of(settings, link.address, os.getpid()), settings.blobs)
+            blobs = open_blobs(settings.blobs_url)
+            command = worker.command(worker.settings_of(settings, link.address, os.getpid()), settings.blobs_url)
 
             async def spawn(slot: int) -> Process:
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)

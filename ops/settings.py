@@ -27,6 +27,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Folder of the store, the blobs and the engine's lock."""
     store: str | None = None
     """Store URL; a SQLite file in the data folder if left out."""
+    blobs: str | None = None
+    """Where large tensors and artifacts lie: a folder, or s3://bucket/prefix; in the data folder if left out."""
     host: str = "127.0.0.1"
     port: Port = 8000
     """0 takes a free one."""
@@ -77,8 +79,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.data, self.store_file.parent) if self.store_file else (self.data,)
 
     @property
-    def blobs(self) -> Path:
-        return self.data / "blobs"
+    def blobs_url(self) -> str:
+        return self.blobs or str(self.data / "blobs")
 
 
 def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Settings:

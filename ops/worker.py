@@ -2,13 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 
 import msgspec
 
 from ops.blobs import WorkerBlobs
 from ops.settings import Settings
-from store.blobs import FileBlobs
+from store.blobs import open_blobs
 from workers import process
 from workers.process import WorkerSettings
 
@@ -25,14 +24,14 @@ def settings_of(settings: Settings, address: str, parent: int | None) -> WorkerS
     )
 
 
-def command(worker: WorkerSettings, blobs: Path, rank: int = 0) -> list[str]:
+def command(worker: WorkerSettings, blobs: str, rank: int = 0) -> list[str]:
     """Runs `main` in a process of its own."""
-    return [sys.executable, "-m", "ops.worker", str(rank), str(blobs), msgspec.json.encode(worker).decode()]
+    return [sys.executable, "-m", "ops.worker", str(rank), blobs, msgspec.json.encode(worker).decode()]
 
 
-def run(worker: WorkerSettings, blobs: Path, rank: int = 0) -> str:
+def run(worker: WorkerSettings, blobs: str, rank: int = 0) -> str:
     """A worker's life in this process. Returns why it ended."""
-    store = WorkerBlobs(FileBlobs(blobs))
+    store = WorkerBlobs(open_blobs(blobs))
     if rank > 0:
         process.follow_rank_zero(worker, store)
         return "rank 0 told it to stop"
@@ -47,7 +46,7 @@ def main() -> None:
     rank, blobs, encoded = sys.argv[1:]
     worker = msgspec.json.decode(encoded, type=WorkerSettings)
     process.ignore_interrupts(worker)
-    run(worker, Path(blobs), int(rank))
+    run(worker, blobs, int(rank))
 
 
 if __name__ == "__main__":

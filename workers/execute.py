@@ -29,7 +29,7 @@ class Answer(Struct, frozen=True):
 
     result: StepResult
     frames: tuple[bytes, ...] = ()
-    blobs: tuple[bytes, ...] = ()
+    blobs: Mapping[str, bytes] = {}
 
 
 def load_models(registry: Registry) -> dict[str, Loaded]:
@@ -51,8 +51,8 @@ class Executor:
     def keep(self, answer: Answer) -> Answer:
         """Store what must be stored. May be called on another thread, while the next unit is executed."""
         try:
-            for data in answer.blobs:
-                self._blobs.put(data)
+            if answer.blobs:
+                self._blobs.put_named(answer.blobs)
         except Exception as error:  # noqa: BLE001 - as below: it is the step's answer
             return Answer(StepResult(id=answer.result.id, error=_step_error(error), seconds=answer.result.seconds))
         return Answer(answer.result, answer.frames)
@@ -100,7 +100,7 @@ class Executor:
             blobs[digest] = artifact.data
             artifacts.append(artifact.ref(digest))
         inline = {digest: data for digest, data in blobs.items() if len(data) <= INLINE_LIMIT}
-        large = tuple(data for digest, data in blobs.items() if digest not in inline)
+        large = {digest: data for digest, data in blobs.items() if digest not in inline}
         result = StepResult(
             id=unit,
             tensors=tensors,
@@ -109,7 +109,7 @@ class Executor:
             seconds=seconds,
             inline=tuple(inline),
         )
-        return Answer(result, tuple(inline.values()), large if self._stores else ())
+        return Answer(result, tuple(inline.values()), large if self._stores else {})
 
 
 def _named(tensor: "torch.Tensor", blobs: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":

@@ -21,8 +21,8 @@ class BlobStore(Protocol):
         """Two stores of one name are one store."""
         ...
 
-    def put(self, data: bytes) -> str:
-        """Raises BlobsUnavailable."""
+    def put_named(self, blobs: Mapping[str, bytes]) -> None:
+        """Keep them, durably, under the digests that were taken of them. Raises BlobsUnavailable."""
         ...
 
     def get(self, digest: str) -> bytes:

@@ -1,4 +1,4 @@
-"""`python -m ops.bench [overhead|steps|recovery|livez ...]`: the figures, with the machine they were seen on."""
+"""`python -m ops.bench [overhead|steps|recovery|livez|blobs ...]`: the figures, with the machine they were seen on."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import livez, overhead, recovery, steps
+from ops.bench import blobs, livez, overhead, recovery, steps
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -17,6 +17,7 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "steps": steps.run,
     "recovery": recovery.run,
     "livez": livez.run,
+    "blobs": blobs.run,
 }
 
 

@@ -1,5 +1,6 @@
 """Steps, loops, rows and disks that fail: one job pays, or none, and never the engine."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -47,11 +48,11 @@ class FullBlobs(MemoryBlobs):
     full = True
     refused = 0
 
-    def put(self, data: bytes) -> str:
+    def put_named(self, blobs: Mapping[str, bytes]) -> None:
         if self.full:
             self.refused += 1
             raise StoreUnavailable("the disk is full")
-        return super().put(data)
+        super().put_named(blobs)
 
 
 async def test_a_job_goes_on_after_an_append_was_refused_while_a_step_ran() -> None:

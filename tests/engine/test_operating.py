@@ -1,6 +1,6 @@
 """What people do to jobs: in every state, at every step, in races with the job and each other, across restarts."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -292,10 +292,10 @@ async def test_a_step_of_a_paused_job_that_the_blob_store_refused_is_run_again_a
     class Full(MemoryBlobs):
         full = True
 
-        def put(self, data: bytes) -> str:
+        def put_named(self, blobs: Mapping[str, bytes]) -> None:
             if self.full:
                 raise StoreUnavailable("the disk is full")
-            return super().put(data)
+            super().put_named(blobs)
 
     world = World()
     world.blobs = blobs = Full()

@@ -20,7 +20,8 @@ from ops.bench.processes import command, environment
 from ops.doctor import Finding, examine
 from ops.replay import verify_job
 from ops.settings import Settings
-from store.blobs import FileBlobs
+from store.blobs import open_blobs
+from store.blobs.records import HEADER
 from store.open import open_journal
 from tests.processes import run
 from tests.sim import Running, World, request
@@ -33,7 +34,7 @@ async def engine(data: Path, family: Family = FAMILY) -> AsyncIterator[Running]:
     settings = Settings(data=data)
     async with open_journal(settings.store_url) as journal:
         world = World(journal, families=[family])
-        world.blobs = FileBlobs(settings.blobs)  # type: ignore[assignment]
+        world.blobs = open_blobs(settings.blobs_url)  # type: ignore[assignment]
         async with world.engine() as running:
             yield running
 
@@ -132,14 +133,17 @@ async def test_a_job_is_verified_from_its_store(data: Path) -> None:
 
 
 async def test_a_stored_blob_that_was_damaged_is_named(data: Path) -> None:
-    [large] = [path for path in (data / "blobs").glob("??/*") if path.is_file()][:1]
-    large.write_bytes(b"damaged")
+    large = next(open_blobs(settings(data).blobs_url).listing(now=0))
+    [pack] = (data / "blobs" / "packs").glob("*.pack")
+    with pack.open("r+b") as file:
+        file.seek(HEADER.size)
+        file.write(b"damaged")
 
     verdict, _ = await verify_job(settings(data), "job-0001", lambda node, step: None)
 
     assert verdict.difference is not None
     assert (verdict.difference.node, verdict.difference.what) == ("count", "big")
-    assert verdict.difference.logged == large.name
+    assert verdict.difference.logged == large.digest
 
 
 async def test_other_weights_and_another_card_are_noted(tmp_path: Path) -> None:

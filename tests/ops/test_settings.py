@@ -104,6 +104,11 @@ def test_the_store_is_a_file_in_the_data_folder_unless_it_is_named(tmp_path: Pat
     assert Settings(data=Path("here")).store_url == f"sqlite:///{Path.cwd()}/here/keyframe.db"
 
 
+def test_blobs_lie_in_the_data_folder_unless_they_are_elsewhere(tmp_path: Path) -> None:
+    assert Settings(data=tmp_path).blobs_url == f"{tmp_path}/blobs"
+    assert read({}, {"KEYFRAME_BLOBS": "s3://bucket/prefix"}).blobs_url == "s3://bucket/prefix"
+
+
 def test_a_mistyped_variable_is_named() -> None:
     with pytest.raises(BadSettings, match="KEYFRAME_WROKERS"):
         read({}, {"KEYFRAME_WROKERS": "2"})

@@ -6,7 +6,7 @@ written; when its engine is killed, the group that was on its way is on disk or 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from random import Random
 from typing import Any
@@ -170,9 +170,9 @@ class SimBlobs(MemoryBlobs):
 
     failing = False
 
-    def put(self, data: bytes) -> str:
+    def put_named(self, blobs: Mapping[str, bytes]) -> None:
         self._try()
-        return super().put(data)
+        super().put_named(blobs)
 
     def get(self, digest: str) -> bytes:
         self._try()

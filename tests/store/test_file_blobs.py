@@ -62,7 +62,7 @@ def broken(root: Path, step: str, error: BaseException, *, done: bool = False) -
 
 
 def files(root: Path) -> list[Path]:
-    return [path for path in root.rglob("*") if path.is_file()]
+    return [path for path in root.rglob("*") if path.is_file() and path.name != ".lock"]
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])

@@ -56,6 +56,16 @@ def test_a_small_tensor_travels_and_a_large_one_is_stored() -> None:
     assert all(len(blobs.get(digest)) > INLINE_LIMIT for digest in large)
 
 
+def test_all_that_a_step_stores_is_stored_at_once() -> None:
+    blobs = CountingBlobs()
+    clip = Artifact("b.bin", "video/mp4", bytes(INLINE_LIMIT + 1))
+    made = Made({"x": torch.ones(INLINE_LIMIT), "y": torch.zeros(INLINE_LIMIT)}, artifacts=(clip,))
+
+    executor(lambda reads: made, blobs).run(unit(), [])
+
+    assert (blobs.calls, len(blobs.puts)) == (1, 3)
+
+
 def test_artifacts_leave_as_tensors_do() -> None:
     blobs = CountingBlobs()
     files = (Artifact("a.txt", "text/plain", b"a"), Artifact("b.bin", "video/mp4", bytes(INLINE_LIMIT + 1)))
@@ -245,7 +255,7 @@ def test_a_job_holds_nothing_of_another() -> None:
     blobs = CountingBlobs()
     resident = Resident(blobs)
     refs, [data] = sent(x=X)
-    blobs.put(data)
+    blobs.put_named({refs["x"].digest: data})
     resident.admit("first", [], {refs["x"].digest: data})
     resident.admit("second", [refs["x"].digest], {})
 
@@ -259,7 +269,7 @@ def test_a_job_holds_nothing_of_another() -> None:
 def test_a_stored_tensor_is_read_once() -> None:
     blobs = CountingBlobs()
     refs, [data] = sent(x=X)
-    blobs.put(data)
+    blobs.put_named({refs["x"].digest: data})
     resident = Resident(blobs)
 
     assert resident.get("j", refs["x"]) is resident.get("j", refs["x"])

@@ -1,13 +1,14 @@
 """Storing behind the executor's back: what is heard, when, and in which order."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from cards.family import Made
 from cards.wire import Released, StepResult, UnitId, WorkerMessage
+from store.blobs import digest_of
 from tests.workers.units import CountingBlobs, executor, unit
 from workers.errors import BlobsUnavailable
 from workers.execute import Answer
@@ -27,12 +28,12 @@ class SlowBlobs(CountingBlobs):
         self.asked = threading.Event()
         self.refuses = False
 
-    def put(self, data: bytes) -> str:
+    def put_named(self, blobs: Mapping[str, bytes]) -> None:
         self.asked.set()
         assert self.gate.wait(PATIENCE_S)
         if self.refuses:
             raise BlobsUnavailable("the disk is full")
-        return super().put(data)
+        super().put_named(blobs)
 
 
 class Heard:
@@ -63,7 +64,7 @@ def keeping(blobs: CountingBlobs) -> Iterator[tuple[Keeper, Heard]]:
 
 
 def answer(serial: int, *blobs: bytes) -> Answer:
-    return Answer(StepResult(id=UnitId("j", 1, 1, 1, serial)), blobs=blobs)
+    return Answer(StepResult(id=UnitId("j", 1, 1, 1, serial)), blobs={digest_of(data): data for data in blobs})
 
 
 def test_an_executed_step_names_what_is_still_to_be_stored() -> None:

@@ -20,12 +20,14 @@ class CountingBlobs(WorkerBlobs):
 
     def __init__(self) -> None:
         super().__init__(MemoryBlobs())
+        self.calls = 0
         self.puts: list[str] = []
         self.gets: list[str] = []
 
-    def put(self, data: bytes) -> str:
-        self.puts.append(super().put(data))
-        return self.puts[-1]
+    def put_named(self, blobs: Mapping[str, bytes]) -> None:
+        self.calls += 1
+        self.puts += blobs
+        super().put_named(blobs)
 
     def get(self, digest: str) -> bytes:
         self.gets.append(digest)
