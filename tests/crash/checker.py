@@ -10,7 +10,8 @@ import psycopg
 from msgspec import Struct
 
 from engine.check import check
-from store.blobs import Blobs, FileBlobs, digest_of
+from store.blobs import Blobs, digest_of
+from store.blobs.open import open_blobs
 from store.errors import MissingBlob, StreamConflict
 from store.journal import Append, Journal, NewEvent
 from store.open import open_journal
@@ -19,7 +20,7 @@ from tests.crash.scenario import Place
 SMALL = (b"a small tensor", b"another small tensor")
 """The bytes that scripts keep in the journal's rows, ..."""
 
-LARGE = (bytes(100_000), b"a large tensor " * 5000)
+LARGE = (bytes(100_000), b"a large tensor " * 80_000)
 """... those that they keep in the blob store, ..."""
 
 KEYS = ("first", "second")
@@ -62,7 +63,7 @@ async def problems_after(place: Place, expected: Sequence[Sight] | None = None) 
     async with opened(place) as journal:
         for stream in await journal.purging():
             await journal.purge(stream, expected=0, epoch=0)
-        found = await sight(journal, FileBlobs(place.blobs))
+        found = await sight(journal, open_blobs(place.blobs))
         problems = _differences(found, expected) if expected is not None else []
         problems += (await check(journal)).problems
         problems += await _problems_of_going_on(journal, found)

@@ -6,7 +6,7 @@ import anyio
 
 from engine.check import check as problems_of_jobs
 from engine.events import StepCompleted
-from store.blobs import FileBlobs
+from store.blobs.open import open_blobs
 from store.journal import Journal
 from store.open import open_journal
 from tests.crash.checker import opened, problems_after
@@ -50,7 +50,7 @@ async def _unbroken() -> str:
 
 def _world(journal: Journal, place: Place) -> World:
     world = World(journal)
-    world.blobs = FileBlobs(place.blobs)
+    world.blobs = open_blobs(place.blobs)
     return world
 
 

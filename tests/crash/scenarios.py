@@ -1,36 +1,24 @@
 """The scenarios. One more is one more function in `SCRIPTS`, or a `Scenario` where a script will not do."""
 
-import random
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import alembic.command  # noqa: F401  what every process needs is imported once, before it is forked
 import anyio
 
-from cards import registry
-from cards.request import resolve
-from engine import events as facts
-from engine.actor import replay, stream
+from engine.actor import stream
 from engine.check import check
-from engine.events import JobEvent
-from engine.views import row
 from store.blobs import MemoryBlobs, digest_of
-from store.chain import link
-from store.journal import Append, Blob, Checkpoint, Event, IdempotencyKey, JobRow, NewEvent, StreamCopy
 from store.open import open_journal, revisions, upgrade
 from store.schema import REVISION
-from tests import toy
-from tests.crash.checker import KEYS, LARGE, SMALL, Sight, problems_after, sight
+from tests.crash.calls import adopt, append, job, key, put, replace_rows, row_of, small, sweep
+from tests.crash.checker import LARGE, SMALL, Sight, problems_after, sight
 from tests.crash.jobs import a_job
 from tests.crash.scenario import Place, Prepare, Scenario, Tell, nothing
-from tests.crash.script import Call, Script, Store, scripted
-from tests.sim import request
-
-AT = 1.5
+from tests.crash.script import Script, Store, scripted
 
 OLD_STORE = Path(__file__).parent.parent / "histories" / "schema-0001.db"
 
@@ -113,6 +101,15 @@ async def an_import(store: Store) -> None:
     await store.do(append("b", 2, b"3"))
 
 
+async def a_sweep(store: Store) -> None:
+    """What nobody names goes, in packs and files, and may come again."""
+    await store.do(put(LARGE[0]), put(LARGE[1]))
+    await store.do(append("a", 0, digest_of(LARGE[0]).encode()))
+    await store.do(sweep(LARGE[0]))
+    await store.do(put(LARGE[1]))
+    await store.do(append("a", 1, digest_of(LARGE[1]).encode()))
+
+
 SCRIPTS: dict[Script, Prepare] = {
     a_store_from_nothing: nothing,
     appends: an_empty_store,
@@ -122,77 +119,8 @@ SCRIPTS: dict[Script, Prepare] = {
     a_new_list_of_jobs: an_empty_store,
     a_purge: an_empty_store,
     an_import: an_empty_store,
+    a_sweep: an_empty_store,
 }
-
-
-# -- calls ------------------------------------------------------------------------------------------------------
-
-
-def append(stream: str, expected: int, *bodies: bytes, **fields: Any) -> Call:
-    events = tuple(NewEvent("happened", body) for body in bodies)
-    append = Append(stream=stream, expected=expected, events=events, **{"epoch": 0, "at": AT} | fields)
-    return lambda store: store.journal.append(append)
-
-
-def adopt(stream: str, *bodies: bytes) -> Call:
-    events: list[Event] = []
-    hash = b""
-    for version, body in enumerate(bodies, start=1):
-        hash = link(hash, stream, version, 0, "happened", AT, body)
-        events.append(Event(0, stream, version, 0, "happened", AT, body, hash))
-    copy = StreamCopy(
-        stream=stream,
-        version=len(events),
-        epoch=0,
-        hash=hash,
-        events=tuple(events),
-        checkpoint=Checkpoint(len(events), b"saved"),
-        blobs=small(0),
-    )
-    return lambda store: store.journal.adopt(copy)
-
-
-def put(data: bytes) -> Call:
-    async def call(store: Store) -> str:
-        return store.blobs.put(data)
-
-    return call
-
-
-def replace_rows(rows: Sequence[JobRow]) -> Call:
-    return lambda store: store.journal.replace_rows(rows)
-
-
-def key(number: int) -> IdempotencyKey:
-    return IdempotencyKey(KEYS[number], f"fingerprint {number}")
-
-
-def small(number: int) -> tuple[Blob, ...]:
-    return (Blob(digest_of(SMALL[number]), SMALL[number]),)
-
-
-def job(id: str, start: int, stop: int, **fields: Any) -> Call:
-    """The append of a part of a job's life, as the engine makes it."""
-    events = tuple(facts.encode(event) for event in life(id)[start:stop])
-    append = Append(
-        stream=stream(id), expected=start, events=events, row=row_of(id, stop), **{"epoch": 0, "at": AT} | fields
-    )
-    return lambda store: store.journal.append(append)
-
-
-def row_of(id: str, version: int) -> JobRow:
-    return row(replay(life(id)[:version]), AT)
-
-
-def life(id: str) -> list[JobEvent]:
-    family = registry.identity(toy.FAMILY)
-    resolved = resolve(request(), toy.CARD, random.Random(7))
-    return [
-        facts.JobSubmitted(job=id, request=resolved, model=family, submitted_at=AT),
-        facts.JobAdmitted(engine="engine"),
-        facts.CancelRequested(reason="enough"),
-        facts.JobCancelled(),
-    ]
 
 
 # -- what is no script ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ memory, and kept what there was to see after each call. What is found after the 
 older than the last answer that the process had, none newer than its last question.
 """
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeAlias
@@ -12,7 +13,8 @@ from typing import Any, Protocol, TypeAlias
 import anyio
 
 from store import sqlite
-from store.blobs import Blobs, FileBlobs, MemoryBlobs
+from store.blobs import Blobs, MemoryBlobs
+from store.blobs.open import open_blobs
 from store.errors import KeyTaken, StoreUnavailable, StreamConflict
 from store.journal import Journal
 from store.memory import MemoryJournal
@@ -68,7 +70,7 @@ class Living:
     journal: Journal
 
     def __init__(self, place: Place, tell: Tell) -> None:
-        self.blobs: Blobs = FileBlobs(place.blobs)
+        self.blobs: Blobs = open_blobs(place.blobs)
         self._place = place
         self._tell = tell
         self._asked = 0
@@ -100,7 +102,7 @@ class Reference:
 
     def __init__(self) -> None:
         self.journal: Journal = MemoryJournal()
-        self.blobs: Blobs = MemoryBlobs()
+        self.blobs: Blobs = MemoryBlobs(now=time.time)
         self.sights: list[Sight] = []
         self.answers: list[str] = []
 

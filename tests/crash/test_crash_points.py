@@ -16,7 +16,7 @@ from tests.crash.broken import BREAKS
 from tests.crash.scenarios import ON_FILES, ON_POSTGRES
 from tests.crash.watch_sqlite import Unsupported, sqlite_library
 
-SAMPLE = 15
+SAMPLE = 12
 
 pytestmark = pytest.mark.slow
 
