@@ -25,10 +25,11 @@ class Loaded(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """A result and the frames that follow it."""
+    """A result, the frames that follow it, and the blobs that must be stored before anyone may hear of it."""
 
     result: StepResult
     frames: tuple[bytes, ...] = ()
+    blobs: tuple[bytes, ...] = ()
 
 
 def load_models(registry: Registry) -> dict[str, Loaded]:
@@ -45,6 +46,18 @@ class Executor:
         self._stores = stores
 
     def run(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
+        return self.keep(self.execute(unit, frames))
+
+    def keep(self, answer: Answer) -> Answer:
+        """Store what must be stored. May be called on another thread, while the next unit is executed."""
+        try:
+            for data in answer.blobs:
+                self._blobs.put(data)
+        except Exception as error:  # noqa: BLE001 - as below: it is the step's answer
+            return Answer(StepResult(id=answer.result.id, error=_step_error(error), seconds=answer.result.seconds))
+        return Answer(answer.result, answer.frames)
+
+    def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         """An error of the step is an answer; only what breaks the process itself is raised."""
         began = perf_counter()
         try:
@@ -73,19 +86,21 @@ class Executor:
         seconds: float,
     ) -> Answer:
         """`named` are the tensors that the step read, by object: one that is handed through has a name already."""
-        inline: dict[str, bytes] = {}
+        blobs: dict[str, bytes] = {}
         tensors: dict[str, TensorRef] = {}
         if writes is not None and set(made.tensors) != set(writes):
             raise BrokenPromise(", ".join(sorted(set(made.tensors) ^ set(writes))))
         for name, tensor in made.tensors.items():
-            ref, kept = (named[id(tensor)], tensor) if id(tensor) in named else self._store(tensor, inline)
+            ref, kept = (named[id(tensor)], tensor) if id(tensor) in named else _named(tensor, blobs)
             self.resident.put(unit.job, ref, kept, promised(unit, name))
             tensors[name] = ref
         artifacts: list[ArtifactRef] = []
         for artifact in made.artifacts:
             digest = codec.digest(artifact.data)
-            self._put(digest, artifact.data, inline)
+            blobs[digest] = artifact.data
             artifacts.append(artifact.ref(digest))
+        inline = {digest: data for digest, data in blobs.items() if len(data) <= INLINE_LIMIT}
+        large = tuple(data for digest, data in blobs.items() if digest not in inline)
         result = StepResult(
             id=unit,
             tensors=tensors,
@@ -94,20 +109,15 @@ class Executor:
             seconds=seconds,
             inline=tuple(inline),
         )
-        return Answer(result, tuple(inline.values()))
+        return Answer(result, tuple(inline.values()), large if self._stores else ())
 
-    def _store(self, tensor: "torch.Tensor", inline: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
-        """Its name, and the tensor to go on with: the one that a resume would load, if that is not laid out alike."""
-        ref, data = codec.encode(tensor)
-        self._put(ref.digest, data, inline)
-        alike = not tensor.storage_offset() and tensor.stride() == ref.strides
-        return ref, tensor if alike else codec.decode(data)
 
-    def _put(self, digest: str, data: bytes, inline: dict[str, bytes]) -> None:
-        if len(data) <= INLINE_LIMIT:
-            inline[digest] = data
-        elif self._stores:
-            self._blobs.put(data)
+def _named(tensor: "torch.Tensor", blobs: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
+    """Its name, and the tensor to go on with: the one that a resume would load, if that is not laid out alike."""
+    ref, data = codec.encode(tensor)
+    blobs[ref.digest] = data
+    alike = not tensor.storage_offset() and tensor.stride() == ref.strides
+    return ref, tensor if alike else codec.decode(data)
 
 
 def _step_error(error: Exception) -> StepError:

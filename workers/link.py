@@ -1,7 +1,8 @@
-"""A worker's two threads: the link, which never computes, and the executor, which never waits for the network.
+"""A worker's threads: the link, which never computes, the executor, which never waits for the network, and the keeper.
 
 The link's thread listens to the engine: it queues units, sends heartbeats while a step runs, and lets a release
-overtake the units it makes pointless. The executor's thread owns the device, and hands what it made in at the socket.
+overtake the units it makes pointless. The executor's thread owns the device. What it made and what must be stored
+first, the keeper's thread stores, while the executor goes on.
 """
 
 import os
@@ -31,6 +32,7 @@ from workers.dealer import Dealer
 from workers.errors import Refused
 from workers.execute import Executor
 from workers.inbox import Command, Inbox
+from workers.keeper import Keeper, Said
 from workers.ranks import Followers
 
 LOOK_UP_MS = 100
@@ -83,7 +85,9 @@ class Link:
         socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for an engine that is not there
         socket.connect(self._address)
         engine = Dealer(socket, self._take)
-        thread = threading.Thread(target=self._execute, args=(engine,), name="executor", daemon=True)
+        keeper = Keeper(self._executor.keep, engine.send)
+        threading.Thread(target=self._keep, args=(engine, keeper), name="keeper", daemon=True).start()
+        thread = threading.Thread(target=self._execute, args=(engine, keeper), name="executor", daemon=True)
         thread.start()
         try:
             return self._serve(engine)
@@ -137,29 +141,41 @@ class Link:
             case Refuse(reason=reason):
                 self._refused = reason
 
-    def _execute(self, engine: Dealer) -> None:
+    def _execute(self, engine: Dealer, keeper: Keeper) -> None:
         """The executor's thread."""
+        goodbye = Goodbye("told to stop", clean=True)
         try:
-            while (answer := self._obey(self._inbox.get())) is not None:
-                engine.send(answer)
+            while (said := self._obey(self._inbox.get())) is not None:
+                keeper.say(said)
             self._followers.broadcast(Shutdown())
-            self._leave(engine, Goodbye("told to stop", clean=True))
         except BaseException as error:
-            self._leave(engine, Goodbye(f"{type(error).__name__}: {error}"))  # then the process ends with it
+            goodbye = _last_words(error)  # then the process ends with it
+            raise
+        finally:
+            keeper.settle()
+            self._leave(engine, goodbye)
+            keeper.close()
+
+    def _keep(self, engine: Dealer, keeper: Keeper) -> None:
+        """The keeper's thread."""
+        try:
+            keeper.run()
+        except BaseException as error:
+            self._leave(engine, _last_words(error))
             raise
 
     def _leave(self, engine: Dealer, goodbye: Goodbye) -> None:
         engine.send([wire.encode(goodbye)])
         self._ended = goodbye.reason
 
-    def _obey(self, command: Command) -> list[bytes] | None:
-        """The frames to answer with, or None to stop."""
+    def _obey(self, command: Command) -> Said | None:
+        """What to answer with, or None to stop."""
         match command.message:
             case WorkUnit() as unit:
                 self._followers.broadcast(unit, command.frames)
-                answer = self._executor.run(unit, list(command.frames))
+                answer = self._executor.execute(unit, list(command.frames))
                 self._followers.agree(answer)
-                return [wire.encode(answer.result), *answer.frames]
+                return answer
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
@@ -189,6 +205,10 @@ class Link:
     def _beat(self) -> Heartbeat:
         held = self._executor.resident.held()
         return Heartbeat(self._inbox.units(), held.tensors, held.nbytes)
+
+
+def _last_words(error: BaseException) -> Goodbye:
+    return Goodbye(f"{type(error).__name__}: {error}")
 
 
 def _leave_the_executor_behind() -> NoReturn:
