@@ -4,6 +4,7 @@ from statistics import median
 from time import perf_counter
 
 import anyio.to_thread
+from msgspec.structs import replace
 
 from cards.request import GenerationRequest
 from cards.wire import WorkPlan
@@ -36,10 +37,11 @@ async def run(options: Options) -> Outcome:
         seen = await by_turns(contenders, options.rounds)
     what = f"a step of {1e3 * STEP_S:.0f} ms that leaves {heavy.MEGABYTES} MB"
     ratios = [durable / bare for bare, durable in zip(*seen.values(), strict=True)]
-    return Outcome(
-        [figure(f"{what}, {name}", [1e3 * one for one in took], "ms", 2) for name, took in seen.items()],
-        [at_most("G9", f"{what}: throughput lost to durability", 100 * (1 - 1 / median(ratios)), LOSS, "%")],
-    )
+    figures = [figure(f"{what}, {name}", [1e3 * one for one in took], "ms", 2) for name, took in seen.items()]
+    lost = 100 * (1 - 1 / median(ratios))
+    goal = at_most("G9", f"{what}: throughput lost to durability", lost, LOSS, "%")
+    # Durability gives nothing back: a gain beyond the limit says that the limit is finer than this measurement.
+    return Outcome(figures, [replace(goal, met="unclear") if lost < -LOSS else goal])
 
 
 def _bare(steps: int) -> float:
