@@ -18,4 +18,7 @@ KEPT = (
     Kept(379, 1, "the same, with a slow disk"),
     Kept(35, 1, "an answer was lost in a reconnect, and its unit stayed with the worker for ever"),
     Kept(74, 1, "a unit was lost in a reconnect, and its job waited for ever"),
+    Kept(560, 2, "a worker said hello twice and kept the tensors of what it was sent in between"),
+    Kept(2951, 1, "steps longer than silence may last: introductions crossed their answers, and none was believed"),
+    Kept(2637, 1, "a worker was lost while the failure of its job was on its way to disk, and the engine fell over"),
 )
