@@ -214,6 +214,10 @@ class Engine:
         live = [engine.name for engine in await self._journal.engines() if engine.left_s > 0]
         return sorted({self.settings.name, *live})
 
+    async def is_first(self) -> bool:
+        """Whether what one engine should do for all is this one's to do."""
+        return (await self.peers())[0] == self.settings.name
+
     async def renew(self) -> None:
         """Keep the lease. If it has run out, what was driven under it is let go of first."""
         await self.lease.renew()

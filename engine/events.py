@@ -281,3 +281,8 @@ def decode(event: Event, upcasts: Mapping[str, Upcast] = UPCASTS) -> JobEvent:
         return _decoders[type](body)
     except msgspec.DecodeError as error:
         raise UnreadableBody(f"event {event.version} ({event.type})", str(error)) from error
+
+
+def made(step: StepCompleted) -> list[str]:
+    """The digests of all bytes that a step made or handed through."""
+    return [*(ref.digest for ref in step.tensors.values()), *(ref.digest for ref in step.artifacts)]

@@ -16,7 +16,7 @@ from engine import driver, verbs
 from engine.actor import JobActor, tensors
 from engine.clock import Clock
 from engine.engine import Engine
-from engine.errors import NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
+from engine.errors import GoneOn, NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
 from engine.events import JobEvent
 from engine.job import Job, fold
 from engine.past import Log, Past
@@ -87,6 +87,17 @@ class Operator:
     async def rewind(self, job_id: str, to_step: int, reason: str = "") -> Operated:
         """Raises NoSuchStep too, and as `retry`."""
         return await _persist(job_id, lambda: self._rewind(job_id, to_step, reason))
+
+    async def move_away(self, job_id: str, version: int, to: str) -> Operated:
+        """Its log up to `version` has been written to a file, and goes on in another store. Raises GoneOn too."""
+
+        def decide(actor: JobActor) -> list[JobEvent]:
+            events = verbs.move_away(actor.job, to)
+            if events and (actor.version != version or actor.out):
+                raise GoneOn(job_id, version)
+            return events
+
+        return await self._do(job_id, decide)
 
     async def migrate(
         self,

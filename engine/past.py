@@ -99,6 +99,6 @@ class Past:
 
     async def _stored(self, walked: Walked) -> bool:
         try:
-            return not await self._contents.missing(needs(walked.job, walked.state))
+            return not await self._contents.keep(needs(walked.job, walked.state))
         except StoreError as error:
             raise StoreTrouble(str(error)) from error

@@ -271,6 +271,10 @@ class Journal(Protocol):
         """In the order of their digests, `after` exclusive."""
         ...
 
+    async def keep_blobs(self, digests: Sequence[str]) -> set[str]:
+        """Those of them that are inline: as if an append had brought them just now."""
+        ...
+
     async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:
         """Forget inline blobs, but for those that an append has brought within the grace. Returns how many went."""
         ...

@@ -143,6 +143,11 @@ class MemoryJournal:
         found = [(digest, *self._blobs[digest]) for digest in digests]
         return [InlineBlob(digest, len(data), self._now() - seen_at) for digest, data, seen_at in found]
 
+    async def keep_blobs(self, digests: Sequence[str]) -> set[str]:
+        kept = {digest for digest in digests if digest in self._blobs}
+        self._blobs |= {digest: (self._blobs[digest][0], self._now()) for digest in kept}
+        return kept
+
     async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:
         old = [digest for digest in digests if digest in self._blobs and self._blobs[digest][1] < self._now() - grace_s]
         for digest in old:

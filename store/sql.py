@@ -139,6 +139,12 @@ class SqlJournal:
     async def inline_blobs(self, *, after: str = "", limit: int = 1000) -> list[InlineBlob]:
         return [InlineBlob(*row) for row in await self._ask(reads.inline_listing(self._now, after, limit))]
 
+    async def keep_blobs(self, digests: Sequence[str]) -> set[str]:
+        kept: set[str] = set()
+        for some in _batches(digests):
+            kept |= await self._writer.alone(partial(upkeep.keep_blobs, digests=some))
+        return kept
+
     async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:
         dropped = 0
         for some in _batches(digests):
