@@ -42,6 +42,7 @@ ALLOWED: dict[str, frozenset[State]] = {
     "rewind": _ALL - {State.COMPLETED, State.MOVED},
     "migrate": _LIVE | {State.PAUSED, State.QUARANTINED},
     "fork": _ALL,
+    "purge": TERMINAL,
 }
 
 # Where what a verb wants is so already: it decides nothing, and is no error.

@@ -41,6 +41,20 @@ class Remote:
     async def cancel(self, job: str) -> JobObject:
         return await self._json("POST", f"/v1/jobs/{job}/cancel")
 
+    async def act(self, job: str, verb: str, **body: Any) -> JobObject:
+        """What was asked to be done to a job, and what came of it."""
+        return await self._json("POST", f"/v1/jobs/{job}/{verb}", **({"json": body} if body else {}))
+
+    async def purge(self, job: str) -> None:
+        await self._ask("DELETE", f"/v1/jobs/{job}")
+
+    async def workers(self) -> list[JobObject]:
+        data: list[JobObject] = (await self._json("GET", "/v1/workers"))["data"]
+        return data
+
+    async def dismiss(self, worker: str, how: str, **body: Any) -> JobObject:
+        return await self._json("POST", f"/v1/workers/{worker}/{how}", **({"json": body} if body else {}))
+
     async def artifact(self, job: str, name: str) -> bytes:
         return (await self._ask("GET", f"/v1/jobs/{job}/artifacts/{name}")).content
 

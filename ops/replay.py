@@ -14,7 +14,7 @@ from engine.contents import Contents
 from engine.errors import JobNotFound
 from engine.events import JobEvent
 from engine.job import Job
-from engine.replay import Verdict, verify
+from engine.replay import Difference, Verdict, diff, verify
 from ops.blobs import WorkerBlobs
 from ops.settings import Settings
 from store.blobs import MemoryBlobs, open_blobs
@@ -24,7 +24,7 @@ from workers.execute import Executor, load_models
 
 
 async def verify_job(
-    settings: Settings, job_id: str, progress: Callable[[str, int], None]
+    settings: Settings, job_id: str, progress: Callable[[str, int], None], *, from_step: int = 0
 ) -> tuple[Verdict, list[str]]:
     """The verdict, and what differs between then and now that may explain one. Raises JobNotFound, UnknownModel."""
     families = registry.load(settings.families)
@@ -37,8 +37,15 @@ async def verify_job(
         async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:
             return (await anyio.to_thread.run_sync(executor.run, unit, frames)).result
 
-        verdict = await verify(log, family, execute, Contents(journal, open_blobs(settings.blobs_url)), progress)
+        contents = Contents(journal, open_blobs(settings.blobs_url))
+        verdict = await verify(log, family, execute, contents, progress, from_step=from_step)
         return verdict, _changes(job, family)
+
+
+async def diff_jobs(settings: Settings, ours: str, theirs: str) -> Difference | None:
+    """Raises JobNotFound."""
+    async with open_journal(settings.store_url, writable=False) as journal:
+        return diff(await _log(journal, ours), await _log(journal, theirs))
 
 
 async def _log(journal: Journal, job_id: str) -> list[JobEvent]:

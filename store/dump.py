@@ -22,7 +22,7 @@ from store.session import Session, unavailable_when_refused
 from store.upkeep import GONE
 
 TABLES: dict[str, Table] = {
-    table.name: table for table in (streams, events, checkpoints, blobs, idempotency, jobs)
+    str(table.name): table for table in (streams, events, checkpoints, blobs, idempotency, jobs)
 }  # fmt: skip
 
 ROWS_AT_ONCE = 200
@@ -58,7 +58,7 @@ class Snapshot:
         for name, table in TABLES.items():
             with _all(self._connection, table) as found:
                 for rows in found.partitions():
-                    yield Page(name, tuple(found.keys()), [tuple(row) for row in rows])
+                    yield Page(name, tuple(map(str, found.keys())), [tuple(row) for row in rows])
 
 
 @contextmanager
