@@ -71,6 +71,7 @@ def _jobs(jobs: Jobs) -> list[Operation]:
             answers={200: Answer(schema.JobPage)},
         ),
         _get("/v1/jobs/{job}", jobs.show, {200: Answer(schema.Job)}),
+        Operation(method="DELETE", path="/v1/jobs/{job}", endpoint=jobs.purge, answers={204: Answer()}),
         Operation(
             method="POST",
             path="/v1/jobs/{job}/cancel",

@@ -329,6 +329,9 @@ class Dismissal(Struct, frozen=True):
 
 
 class Live(Struct, frozen=True):
+    """`engine` is the name under which it holds its jobs."""
+
+    engine: str
     status: Literal["ok"] = "ok"
 
 

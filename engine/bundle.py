@@ -37,9 +37,10 @@ MANIFEST, EVENTS, CHECKPOINT, BLOBS = "manifest.json", "events.msgpack", "checkp
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What the bundle holds. `moved` says that the store it is from has let go of the job; `origin` names that store.
+    """What the bundle holds. `moved` says that the store it is from is to let go of the job; `origin` names that store.
 
-    `absent` counts tensors of old steps whose bytes were no longer stored; nothing that the job needs is among them.
+    `resumes` says that the job was paused for the way only. `absent` counts tensors of old steps whose bytes were no
+    longer stored; nothing that the job needs is among them.
     """
 
     format: int = FORMAT
@@ -50,6 +51,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     hash: bytes
     origin: str
     moved: bool
+    resumes: bool = False
     absent: int = 0
 
 
@@ -65,7 +67,14 @@ class Bundle(Struct, frozen=True):
 
 
 async def export(
-    journal: Journal, contents: Contents, job_id: str, file: Path, *, origin: str, moved: bool = False
+    journal: Journal,
+    contents: Contents,
+    job_id: str,
+    file: Path,
+    *,
+    origin: str,
+    moved: bool = False,
+    resumes: bool = False,
 ) -> Manifest:
     """Write a job as it is now. The file is whole and on disk, or it is not there.
 
@@ -85,6 +94,7 @@ async def export(
         hash=loaded.hash,
         origin=origin,
         moved=moved,
+        resumes=resumes,
     )
     with _written(file) as tar:
         for digest in needed:
@@ -250,7 +260,7 @@ def _copy(bundle: Bundle, inline: Mapping[str, bytes], at: float) -> StreamCopy:
     if saved.job.terminal:
         return replace(copy, row=row(saved.job, bundle.events[-1].at))
     arrived: list[JobImported | JobResumed] = [JobImported(origin=manifest.origin)]
-    if manifest.moved and saved.job.state is State.PAUSED:
+    if manifest.resumes and saved.job.state is State.PAUSED:
         arrived.append(JobResumed())
     epoch = manifest.epoch + 1  # whoever had it where it comes from can write nothing here
     for fact in arrived:

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -14,7 +15,7 @@ from cards import registry
 from cards.card import ModelCard
 from cards.request import GenerationRequest, RequestChanges, resolve
 from cards.wire import ArtifactRef, TensorRef
-from engine import bundle, course, fork, statistics
+from engine import bundle, course, fork, statistics, verbs
 from engine import events as facts
 from engine.actor import Saved, new_stream, replay, restore, stream
 from engine.cancel import Outcome
@@ -38,7 +39,7 @@ from engine.operate import Operator
 from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
 from store.blobs import Blobs
-from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError
+from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError, StreamConflict
 from store.journal import ALL_JOBS, Event, IdempotencyKey, JobFilter, JobRow, Journal
 
 AS_IT_IS = RequestChanges()
@@ -156,6 +157,24 @@ class Client:
         """Raises JobNotFound, StoreTrouble."""
         return await self._engine.canceller.cancel(job_id, reason)
 
+    async def purge(self, job_id: str) -> None:
+        """Forget a job that has ended, and all of its log. Raises JobNotFound, NotAllowed, HistoryError, StoreTrouble.
+
+        One that somebody takes up again meanwhile is there to stay; one whose purge was cut off is purged to its end.
+        """
+        name = stream(job_id)
+        try:
+            while (loaded := await self._journal.load(name)) is not None:
+                verbs.check("purge", restore(loaded).job)
+                with suppress(StreamConflict):
+                    await self._journal.purge(name, expected=loaded.version, epoch=loaded.epoch)
+                    return
+            if name not in await self._journal.purging():
+                raise JobNotFound(job_id)
+            await self._journal.purge(name, expected=0, epoch=0)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+
     async def job(self, job_id: str) -> Job:
         """Raises JobNotFound, StoreTrouble."""
         if (actor := self._engine.ledger.actors.get(job_id)) is not None:
@@ -231,6 +250,11 @@ class Client:
             raise StoreTrouble(str(error)) from error
 
     # -- the engine itself --------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Under which the engine holds its jobs."""
+        return self._engine.settings.name
 
     def models(self) -> list[ModelCard]:
         return [family.card for family in self._engine.registry.values()]

@@ -44,6 +44,7 @@ ALLOWED: dict[str, frozenset[State]] = {
     "migrate": _LIVE | {State.PAUSED, State.QUARANTINED},
     "fork": _ALL,
     "move away": frozenset({State.QUEUED, State.PAUSED, State.QUARANTINED}),
+    "purge": TERMINAL,
 }
 
 # Where what a verb wants is so already: it decides nothing, and is no error.

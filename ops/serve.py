@@ -69,7 +69,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     families = registry.load(settings.families)
     clock = WallClock()
     with _listening(settings) as http:
-        _make(settings.data)
+        make_folder(settings.data)
         async with open_journal(settings.store_url) as journal, _link(settings) as link:
             blobs = open_blobs(settings.blobs_url)
             command = worker.command(worker.settings_of(settings, link.address, os.getpid()), settings.blobs_url)
@@ -167,7 +167,7 @@ def _private_address(data: Path) -> str | None:
     return f"ipc://{path}" if len(path.encode()) < 100 else None
 
 
-def _make(data: Path) -> None:
+def make_folder(data: Path) -> None:
     try:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -39,6 +39,10 @@ class Database(Protocol):
         """For a look that changes nothing, beside a live engine too."""
         ...
 
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """A connection that reads the store as it is at one moment, for as long as it is entered."""
+        ...
+
     def bell(self) -> Bell | None:
         """How the engines of one store wake each other; None where there is only one."""
         ...

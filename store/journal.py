@@ -67,6 +67,7 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     prefix: str | None = None
     submitted_before: float | None = None
     updated_before: float | None = None
+    updated_after: float | None = None
     attempts_from: int | None = None
     metadata: dict[str, str] = {}
 
@@ -225,8 +226,11 @@ class Journal(Protocol):
         """The stream and the fingerprint that an idempotency key stands for."""
         ...
 
-    async def replace_rows(self, rows: Sequence[JobRow]) -> None:
-        """Drop the read model and write these rows instead, in one transaction."""
+    async def replace_rows(self, rows: Sequence[JobRow], *, at: int | None = None) -> bool:
+        """Drop the read model and write these rows instead, in one transaction.
+
+        With `at` only if the newest event is still at that position: else False, and nothing has changed.
+        """
         ...
 
     def news(self) -> AsyncGenerator[Sequence[News], None]:

@@ -79,8 +79,11 @@ class MemoryJournal:
         taken = self._admission.keys.get(key)
         return (taken.stream, taken.fingerprint) if taken else None
 
-    async def replace_rows(self, rows: Sequence[JobRow]) -> None:
-        self._rows = {row.id: row for row in rows}
+    async def replace_rows(self, rows: Sequence[JobRow], *, at: int | None = None) -> bool:
+        if at in (None, self._log[-1].position if self._log else 0):
+            self._rows = {row.id: row for row in rows}
+            return True
+        return False
 
     async def news(self) -> AsyncGenerator[Sequence[News], None]:
         seen = self._position
@@ -227,6 +230,7 @@ def _matches(row: JobRow, where: JobFilter) -> bool:
         and row.id.startswith(where.prefix or "")
         and (where.submitted_before is None or row.submitted_at < where.submitted_before)
         and (where.updated_before is None or row.updated_at < where.updated_before)
+        and (where.updated_after is None or row.updated_at > where.updated_after)
         and (where.attempts_from is None or row.attempts >= where.attempts_from)
         and where.metadata.items() <= row.metadata.items()
     )

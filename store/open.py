@@ -12,10 +12,11 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from store.database import Database
+from store.driver import DIALECTS
 from store.errors import BadStoreUrl
 from store.journal import Journal
 from store.memory import MemoryJournal
-from store.migrate import make_or_require_schema, migrate, require_schema, revision
+from store.migrate import make_or_require_schema, migrate, require_schema, required, revision
 from store.postgres import Postgres
 from store.schema import REVISION
 from store.session import Session, unavailable_when_refused
@@ -75,6 +76,19 @@ def revisions(url: str) -> tuple[str | None, str]:
     """The revision of the store (None if it is empty) and the one that this code is written for."""
     with unavailable_when_refused(), database_at(url).inspection().connect() as connection:
         return revision(connection), REVISION
+
+
+def requirement(url: str) -> str | None:
+    """The oldest revision whose code may work on the store; None if it does not say."""
+    with unavailable_when_refused(), database_at(url).inspection().connect() as connection:
+        return required(connection)
+
+
+def database_time(url: str) -> float:
+    """What the database's clock says, in seconds since 1970."""
+    with unavailable_when_refused(), database_at(url).inspection().connect() as connection:
+        now: float = connection.exec_driver_sql(f"SELECT {DIALECTS[connection.dialect.name].now}").scalar_one()
+        return now
 
 
 def database_at(url: str) -> Database:

@@ -2,8 +2,8 @@
 
 import os
 import socket
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import psycopg
 from sqlalchemy import (
@@ -67,6 +67,18 @@ class Postgres:
         engine = create_engine(self.url, poolclass=NullPool, connect_args=PATIENCE)
         event.listen(engine, "begin", _read_only)
         return engine
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        engine = create_engine(
+            self.url,
+            poolclass=NullPool,
+            connect_args=PATIENCE,
+            isolation_level="REPEATABLE READ",
+            execution_options={"postgresql_readonly": True},
+        )
+        with engine.connect() as connection:
+            yield connection
 
     def bell(self) -> Bell:
         return Bell(self.url)

@@ -175,6 +175,8 @@ def _conditions(where: JobFilter) -> Iterator[ColumnElement[bool]]:
         yield jobs.c.submitted_at < where.submitted_before
     if where.updated_before is not None:
         yield jobs.c.updated_at < where.updated_before
+    if where.updated_after is not None:
+        yield jobs.c.updated_at > where.updated_after
     if where.attempts_from is not None:
         yield jobs.c.attempts >= where.attempts_from
     for key, value in where.metadata.items():

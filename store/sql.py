@@ -85,8 +85,8 @@ class SqlJournal:
             return stream, fingerprint
         return None
 
-    async def replace_rows(self, rows: Sequence[JobRow]) -> None:
-        await self._writer.alone(lambda connection: replace_jobs(connection, rows))
+    async def replace_rows(self, rows: Sequence[JobRow], *, at: int | None = None) -> bool:
+        return await self._writer.alone(lambda connection: replace_jobs(connection, rows, at))
 
     def statistics(self) -> WriterStatistics:
         return self._writer.statistics()

@@ -1,8 +1,8 @@
 """A store in one SQLite file: a write-ahead log that only the writer moves into the file."""
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,12 @@ class Sqlite:
         engine = create_engine(self._url("sqlite"), poolclass=NullPool)
         event.listen(engine, "connect", _set_up_reader)
         return engine
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        with self.inspection().connect() as connection:
+            connection.exec_driver_sql("BEGIN")  # sqlite3 begins none for reads
+            yield connection
 
     def bell(self) -> None:
         return None

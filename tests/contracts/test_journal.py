@@ -565,6 +565,16 @@ async def test_the_list_can_be_replaced_as_a_whole(journal: Journal) -> None:
     assert await journal.jobs() == []
 
 
+async def test_the_list_is_not_replaced_once_something_newer_was_written(journal: Journal) -> None:
+    seen = await journal.append(write("a", 0, b"1", row=job("a")))
+    newer = await journal.append(write("a", 1, b"2"))
+
+    assert not await journal.replace_rows([job("b")], at=seen.position)
+    assert await journal.jobs() == [job("a")]
+    assert await journal.replace_rows([job("b")], at=newer.position)
+    assert await journal.jobs() == [job("b")]
+
+
 async def test_jobs_are_found_by_what_is_known_of_them(journal: Journal) -> None:
     await journal.append(write("a", 0, b"1", row=replace(job("abc", at=1), metadata={"user": "ada", "of": "x"})))
     await journal.append(write("b", 0, b"1", row=replace(job("abd", at=2), attempts=3, owner="e1")))
@@ -581,6 +591,7 @@ async def test_jobs_are_found_by_what_is_known_of_them(journal: Journal) -> None
     assert await found(owner="e1") == ["abd"]
     assert await found(submitted_before=3) == ["abd", "abc"]
     assert await found(updated_before=3, prefix="ab") == ["abc"]
+    assert await found(updated_after=2) == ["b", "abd"]
     assert (await journal.jobs(JobFilter(prefix="abc")))[0].metadata == {"user": "ada", "of": "x"}
 
 

@@ -28,7 +28,7 @@ async def whole() -> list[Any]:
 
 async def exported(world: World, job: str, file: Path, *, moved: bool = False) -> bundle.Manifest:
     return await bundle.export(
-        world.journal, Contents(world.journal, world.blobs), job, file, origin="here", moved=moved
+        world.journal, Contents(world.journal, world.blobs), job, file, origin="here", moved=moved, resumes=moved
     )
 
 
