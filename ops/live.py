@@ -50,8 +50,8 @@ async def live_engines(settings: Settings, journal: Journal) -> list[LiveEngine]
         for row in leased:
             if row.left_s > 0 and row.url:
                 tasks.start_soon(_look, LiveEngine(row.name, row.url), found)
-    if here is not None and (name := await _name_at(here.url)) is not None:
-        found[name] = here.url  # the nearer way to it
+    if here is not None:  # the nearer way to it, also where it is older and does not say its name
+        found[await _name_at(here.url) or here.url] = here.url
     return [LiveEngine(name, url) for name, url in sorted(found.items())]
 
 

@@ -80,7 +80,7 @@ class MemoryJournal:
         return (taken.stream, taken.fingerprint) if taken else None
 
     async def replace_rows(self, rows: Sequence[JobRow], *, at: int | None = None) -> bool:
-        if at in (None, self._log[-1].position if self._log else 0):
+        if at in (None, self._position):
             self._rows = {row.id: row for row in rows}
             return True
         return False
