@@ -763,6 +763,18 @@ async def test_inline_blobs_are_listed_and_dropped_but_for_those_that_just_came(
     assert list(await journal.blobs([old.digest, new.digest])) == [new.digest]
 
 
+async def test_inline_blobs_that_are_kept_are_as_if_they_had_just_come(journal: Journal) -> None:
+    here = blob(b"here")
+    await journal.append(write("a", 0, b"1", blobs=(here,)))
+    [before] = await journal.inline_blobs()
+
+    assert await journal.keep_blobs([here.digest, "nowhere"]) == {here.digest}
+
+    [after] = await journal.inline_blobs()
+    assert after.age_s <= before.age_s + 1
+    assert await journal.keep_blobs([]) == set()
+
+
 async def test_a_store_is_counted(journal: Journal) -> None:
     await journal.append(write("a", 0, b"1", b"2", checkpoint=b"c", blobs=(blob(b"xyz"),), row=job("a")))
     await journal.append(write("b", 0, b"3", row=job("b", open=False)))
