@@ -70,7 +70,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     clock = WallClock()
     with _listening(settings) as http:
         make_folder(settings.data)
-        async with open_journal(settings.store_url) as journal, _link(settings) as link:
+        opened = open_journal(settings.store_url, durability=settings.durability)
+        async with opened as journal, _link(settings) as link:
             blobs = open_blobs(settings.blobs_url)
             command = worker.command(worker.settings_of(settings, link.address, os.getpid()), settings.blobs_url)
 

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from cards.registry import DEFAULT_FAMILIES
 from engine.collect import Retention
 from ops.errors import BadSettings
+from store.database import Durability
 
 PREFIX = "KEYFRAME_"
 
@@ -30,6 +31,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Store URL; a SQLite file in the data folder if left out."""
     blobs: str | None = None
     """Where large tensors and artifacts lie: a folder, or s3://bucket/prefix; in the data folder if left out."""
+    durability: Durability = "power"
+    """What an acknowledged append survives: a power cut, or with "process" only the end of the engine's process."""
     host: str = "127.0.0.1"
     port: Port = 8000
     """0 takes a free one."""

@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from store.database import Database
+from store.database import Database, Durability
 from store.driver import DIALECTS
 from store.errors import BadStoreUrl
 from store.journal import Journal
@@ -30,8 +30,10 @@ FORMS = f"sqlite:///PATH, postgresql://USER@HOST/DATABASE or {MEMORY}"
 
 
 @asynccontextmanager
-async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Journal]:
+async def open_journal(url: str, *, writable: bool = True, durability: Durability = "power") -> AsyncIterator[Journal]:
     """A journal for as long as it is entered; an empty store gets its tables first.
+
+    What is acknowledged survives a power cut; with the weaker `durability="process"` only the end of the process.
 
     One engine at a time may write to SQLite, any number to PostgreSQL. With `writable=False` the store is read beside a
     live engine, and appends raise StoreUnavailable. Raises BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable.
@@ -39,7 +41,7 @@ async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Jour
     if url == MEMORY:
         yield MemoryJournal()
         return
-    database = database_at(url)
+    database = database_at(url, durability)
     async with AsyncExitStack() as stack:
         session = Session(database)
         bell = database.bell() if writable else None
@@ -91,7 +93,7 @@ def database_time(url: str) -> float:
         return now
 
 
-def database_at(url: str) -> Database:
+def database_at(url: str, durability: Durability = "power") -> Database:
     """Raises BadStoreUrl."""
     try:
         parsed = make_url(url)
@@ -99,9 +101,9 @@ def database_at(url: str) -> Database:
         raise BadStoreUrl(f"{url!r} names no store: write {FORMS}") from error
     match parsed.drivername:
         case "sqlite" if parsed.database:
-            return Sqlite(Path(parsed.database).absolute())
+            return Sqlite(Path(parsed.database).absolute(), durability)
         case "postgresql" if parsed.database:
-            return Postgres(parsed)
+            return Postgres(parsed, durability)
     raise BadStoreUrl(f"{parsed.render_as_string()} names no store: write {FORMS}")
 
 
