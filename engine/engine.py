@@ -304,6 +304,10 @@ class Engine:
             await self._link.send(hello.worker, Refuse(WRONG_BLOBS))
             return
         if self._outdated(hello):
+            seat = self.fleet.seats.get(hello.worker)
+            if seat is not None and seat.hello != hello:  # it obeyed an engine of before, and holds nothing any more
+                await self.lose(hello.worker, "it was asked to drop all that it held", blame=False)
+                await self._introduce(hello.worker, now)
             return
         before = self.fleet.join(hello, now)
         self._joined.add((hello.host, hello.pid))

@@ -61,6 +61,7 @@ class Executor:
         """An error of the step is an answer; only what breaks the process itself is raised."""
         began = perf_counter()
         try:
+            self.resident.follow(unit.id.job, unit.id.epoch)
             self.resident.admit(unit.id.job, unit.keep, dict(zip(unit.inline, frames, strict=True)))
             reads = {name: self.resident.resolve(unit.id.job, ref) for name, ref in unit.plan.reads.items()}
             tensors = {name: self.resident.get(unit.id.job, ref) for name, ref in reads.items()}
