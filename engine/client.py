@@ -177,7 +177,8 @@ class Client:
 
     async def job(self, job_id: str) -> Job:
         """Raises JobNotFound, StoreTrouble."""
-        if (actor := self._engine.ledger.actors.get(job_id)) is not None:
+        actor = self._engine.ledger.actors.get(job_id)
+        if actor is not None and not self._journal.shared:  # else another engine may have it by now
             return actor.durable
         try:
             loaded = await self._journal.load(stream(job_id))

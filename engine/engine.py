@@ -7,7 +7,7 @@ watch for workers that fell silent. Each is a public method; `run` only repeats 
 import itertools
 import logging
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import anyio
 from msgspec import Struct
@@ -21,7 +21,7 @@ from engine.actor import JobActor
 from engine.cancel import Canceller
 from engine.clock import Clock
 from engine.dispatch import AHEAD, Dispatcher
-from engine.errors import LoopFailed
+from engine.errors import LoopFailed, Overtaken
 from engine.events import JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
@@ -30,7 +30,7 @@ from engine.lease import Lease
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
 from engine.reconcile import Reconciler
-from store.journal import Journal
+from store.journal import Journal, News
 
 log = logging.getLogger("keyframe.engine")
 
@@ -205,9 +205,16 @@ class Engine:
         async with aclosing(self._journal.news()) as pages:
             async for news in pages:
                 for each in news:
-                    self.hub.wake(each.stream.removeprefix("job/"))
+                    await self._heard_of(each)
                 if any(each.type in FREES for each in news):
                     self.look_for_work()
+
+    async def _heard_of(self, news: News) -> None:
+        job_id = news.stream.removeprefix("job/")
+        if (actor := self.ledger.actors.get(job_id)) is not None:
+            with suppress(Overtaken):
+                await self.ledger.overtaken(actor, news.epoch)
+        self.hub.wake(job_id)
 
     async def peers(self) -> list[str]:
         """The engines that work on this store now, this one among them."""

@@ -145,9 +145,12 @@ class Operator:
             events = decide(actor)
         except NotAllowed:
             await self._heard(actor)
+            await self._ledger.confirm(actor)
             raise
         if not events:
-            return Operated(Outcome.UNCHANGED, await self._heard(actor))
+            job = await self._heard(actor)
+            await self._ledger.confirm(actor)
+            return Operated(Outcome.UNCHANGED, job)
         told = self._ledger.write(actor, events, claim=fence)
         if actor.at_rest:
             await self._engine.dispatcher.release(actor)

@@ -179,6 +179,7 @@ class News(Struct, frozen=True):
 
     stream: str
     type: str
+    epoch: int
 
 
 class Journal(Protocol):

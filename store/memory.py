@@ -95,7 +95,7 @@ class MemoryJournal:
                 written.clear()
                 events = _after(self._log, seen, len(self._log))
                 seen = self._position
-                yield [News(event.stream, event.type) for event in events]
+                yield [News(event.stream, event.type, event.epoch) for event in events]
         finally:
             self._listeners.discard(written)
 

@@ -126,7 +126,7 @@ def purging() -> Question:
 def appended_to(after: int, limit: int) -> Question:
     """What the newest events are, but for their bodies."""
     return (
-        select(events.c.position, events.c.stream, events.c.type)
+        select(events.c.position, events.c.stream, events.c.type, events.c.epoch)
         .where(events.c.position > after)
         .order_by(events.c.position)
         .limit(limit)

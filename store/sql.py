@@ -104,7 +104,7 @@ class SqlJournal:
             await self._bell.wait()
             while rows := await self._ask(reads.appended_to(after, NEWS_AT_ONCE)):
                 after = rows[-1].position
-                yield [News(stream, type) for _, stream, type in rows]
+                yield [News(*row[1:]) for row in rows]
 
     # -- engines ------------------------------------------------------------------------------------------------
 
