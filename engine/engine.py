@@ -165,6 +165,7 @@ class Engine:
         with anyio.move_on_after(grace_s):
             await self.ledger.settled()
             await self.lease.end()
+        self.hub.close()
         self._stopped.set()
 
     def look_for_work(self) -> None:

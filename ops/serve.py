@@ -109,8 +109,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 tasks.start_soon(supervisor.run)
                 tasks.start_soon(engine.run)
                 async with anyio.create_task_group() as web:
-                    web.start_soon(server.serve, [http])
                     with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
+                        web.start_soon(server.serve, [http])
                         yield Serving(engine, client, url, link.address)
                     server.should_exit = True
                 tasks.cancel_scope.cancel()
