@@ -1,6 +1,6 @@
 """What must be true of a log, whatever was killed while it was written."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from engine.events import (
     JobPaused,
     JobRecovered,
     JobReleased,
+    JobResumed,
     JobSubmitted,
     StepCompleted,
 )
@@ -31,6 +32,15 @@ from tests.simulation.oracle import fold_all
 
 HostOf = Callable[[str], str]
 """On which host an engine or a worker of this name was."""
+
+
+PROOFS: dict[tuple[str, str], type[JobEvent]] = {
+    ("cancel", "cancelled"): JobCancelled,
+    ("cancel", "cancelling"): CancelRequested,
+    ("pause", "done"): JobPaused,
+    ("resume", "done"): JobResumed,
+}
+"""The event that must be there once this was answered."""
 
 
 class Log(Struct, frozen=True):
@@ -59,7 +69,7 @@ async def problems(journal: Journal, blobs: Any, answered: Answered, host_of: Ho
     for job, log in logs.items():
         found += (f"{job}: {problem}" for problem in problems_of(log, host_of))
     found += problems_of_answers(logs, answered)
-    found += [problem async for problem in _missing(logs, Contents(journal, blobs))]
+    found += [problem async for problem in missing(logs, Contents(journal, blobs))]
     return found
 
 
@@ -139,7 +149,7 @@ def problems_of_answers(logs: Mapping[str, Log], answered: Answered) -> Iterator
         if read != written[: len(read)] or (job in answered.ended and len(read) != len(written)):
             yield f"{job}: a reader got {len(read)} events that are not those of the log, which has {len(written)}"
     for job, verb, outcome in answered.told:
-        if not _proven(logs[job], outcome):
+        if not _proven(logs[job], verb, outcome):
             yield f"{job}: {verb} was answered {outcome}, which is not in the log"
     for job, log in logs.items():
         job_is = fold_all(log.facts).state
@@ -148,15 +158,14 @@ def problems_of_answers(logs: Mapping[str, Log], answered: Answered) -> Iterator
                 yield f"{job} is {state}, and nobody asked for it"
 
 
-def _proven(log: Log, outcome: str) -> bool:
+def _proven(log: Log, verb: str, outcome: str) -> bool:
     """Whether the log has what was answered."""
-    needed = {"cancelled": JobCancelled, "cancelling": CancelRequested, "paused": JobPaused}.get(outcome)
-    if outcome == "already_terminal":
-        return fold_all(log.facts).terminal
-    return needed is None or any(isinstance(fact, needed) for fact in log.facts)
+    if (verb, outcome) not in PROOFS:
+        return outcome != "already_terminal" or fold_all(log.facts).terminal
+    return any(isinstance(fact, PROOFS[verb, outcome]) for fact in log.facts)
 
 
-async def _missing(logs: Mapping[str, Log], contents: Contents) -> "Any":
+async def missing(logs: Mapping[str, Log], contents: Contents) -> AsyncIterator[str]:
     """Nothing was swept, so that all that anyone ever named must be there."""
     named: dict[str, str] = {}
     for job, log in logs.items():

@@ -53,6 +53,8 @@ class Kept:
                 await self._live()
         finally:
             self._signal_all(signal.SIGKILL)
+            if self.process is not None:
+                self.process.wait()
 
     def kill(self, down_s: float, *, tree: bool) -> None:
         self._end("kill", down_s)
@@ -126,7 +128,10 @@ class Host(Kept):
         self.settings: dict[str, object] = common | settings
         at = {"port": self.port, "listen_workers": f"tcp://127.0.0.1:{self.workers_port}", "grace_s": 5}
         super().__init__(name, ["serve"], self.settings | at, folder / f"{name}.log")
-        self._http = httpx.AsyncClient(timeout=1.0, trust_env=False)
+
+    async def keep(self) -> None:
+        async with httpx.AsyncClient(timeout=1.0, trust_env=False) as self._http:
+            await super().keep()
 
     async def is_up(self) -> bool:
         try:

@@ -85,6 +85,26 @@ async def test_a_stopped_engine_hands_its_jobs_over_at_once() -> None:
         assert [engine.name for engine in await world.journal.engines()] == ["two"]
 
 
+async def test_jobs_go_to_an_engine_that_has_workers_once_there_is_one() -> None:
+    world, clock = shared_world()
+    async with world.engine(name="one", workers=0) as one:
+        await held(one)
+        jobs = [await one.client.submit(request(seed=seed)) for seed in range(5)]
+        await one.until(lambda: len(one.engine.ledger.actors) == 5)
+        async with world.engine(name="two") as two:
+            await held(two)
+            await two.until(lambda: two.client.readiness().ready)
+            await two.engine.renew()  # it says that it has a worker
+            await one.engine.reconcile()
+            assert len(one.engine.ledger.actors) == 5  # they have not waited long
+            clock.advance(1.0)
+            await one.engine.reconcile()
+
+            assert {(await two.ended(job.id)).state for job in jobs} == {State.COMPLETED}
+            for job in jobs:
+                assert await owners(two, job.id) == ["one", "two"]
+
+
 async def test_an_engine_that_was_frozen_past_its_lease_writes_nothing_more() -> None:
     world, clock = shared_world()
     expected = await alone(request(steps=6))

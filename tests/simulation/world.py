@@ -198,7 +198,10 @@ class World:
         return found
 
     async def _held_up(self, job_id: str) -> str | None:
-        return next((why for host in self.hosts if host.process and (why := host.process.client.held_up(job_id))), None)
+        for client in [host.process.client for host in self.hosts if host.process]:
+            if why := client.held_up(await client.job(job_id)):
+                return why
+        return None
 
 
 def _unrest(host: Host) -> Iterator[str]:
