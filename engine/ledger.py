@@ -46,6 +46,7 @@ class Ledger:
         self._lease = lease
         self._on_told = on_told
         self._on_dropped = on_dropped
+        self.shared = journal.shared
         self._departures: dict[int, set[str]] = {}
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
 

@@ -8,6 +8,7 @@ import anyio
 
 from engine.events import JobAdmitted, JobRecovered
 from engine.job import State
+from engine.operate import Outcome
 from engine.share import ours
 from store.errors import StoreUnavailable
 from store.journal import EngineRow, JobRow
@@ -172,6 +173,23 @@ async def test_a_job_of_one_engine_is_cancelled_at_another() -> None:
         assert (await two.client.job(job.id)).state is State.CANCELLED
         await one.until(lambda: not one.engine.ledger.actors)
         await assert_unharmed(one)
+
+
+async def test_an_engine_that_was_overtaken_does_not_decide_on_what_it_remembers() -> None:
+    world, _ = shared_world()
+    async with world.engine(name="one") as one, world.engine(name="two", workers=0) as two:
+        await held(one, two)
+        one.workers[0].gate = gate = anyio.Event()
+        job = await one.client.submit(request())
+        await one.until(lambda: bool(one.workers[0].ran))
+        await two.client.verbs.pause(job.id)
+        assert one.engine.ledger.actors[job.id].job.state is State.RUNNING  # so it thinks
+
+        resumed = await one.client.verbs.resume(job.id)
+
+        assert resumed.outcome is Outcome.DONE
+        gate.set()
+        assert (await two.ended(job.id)).state is State.COMPLETED
 
 
 def test_shares_are_even_and_only_those_of_a_dead_engine_move() -> None:

@@ -21,4 +21,5 @@ KEPT = (
     Kept(560, 2, "a worker said hello twice and kept the tensors of what it was sent in between"),
     Kept(2951, 1, "steps longer than silence may last: introductions crossed their answers, and none was believed"),
     Kept(2637, 1, "a worker was lost while the failure of its job was on its way to disk, and the engine fell over"),
+    Kept(194, 2, "a job was paused elsewhere, and an engine refused to resume it: it thought that it was running"),
 )
