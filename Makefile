@@ -6,7 +6,7 @@ FAST := -m "not slow"
 FIRST ?= 0
 ENGINES ?= 1
 
-.PHONY: demo test crash simulate check fix bench bench-store bench-quality clean
+.PHONY: demo test crash simulate chaos check fix bench bench-store bench-quality clean
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
@@ -41,6 +41,10 @@ bench-quality: .venv/installed  ## the judge over all prompts, SEEDS clips of ea
 simulate: SEEDS ?= 10000
 simulate: .venv/installed  ## SEEDS worlds in which everything goes wrong, from FIRST on, with ENGINES on the one store
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) --engines $(ENGINES)
+
+chaos: SECONDS ?= 70
+chaos: .venv/installed  ## real engines, workers and databases, killed, frozen and cut off at random: five minutes
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) --seed $(FIRST)
 
 clean:
 	rm -rf .venv .venv-peers build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -212,6 +212,8 @@ class Client:
     ) -> AsyncGenerator[list[Told], None]:
         """Every event after a position, as it becomes durable, until the job's last; an empty list is a heartbeat.
 
+        An engine that stops ends it sooner: whoever finds no end in it goes on at the next engine.
+
         Raises JobNotFound, StoreTrouble.
         """
         with self._engine.hub.listen(job_id) as news:
@@ -221,7 +223,7 @@ class Client:
                 if told := await self.events(job_id, after=after):
                     after = told[-1].position
                     yield told
-                elif ended:
+                elif ended or self._engine.hub.closed:
                     return
                 else:
                     with anyio.move_on_after(heartbeat_s) as scope:

@@ -120,6 +120,7 @@ class Engine:
             max_active=settings.max_active,
             monotonic=clock.monotonic,
             patience_s=3 * settings.reconcile_s,
+            models=self._served,
             served=lambda actor: bool(self.fleet.serving(actor.job.model, actor.job.pool)) or not self.fleet.seats,
             claimed=self._claimed,
         )
@@ -165,6 +166,7 @@ class Engine:
         with anyio.move_on_after(grace_s):
             await self.ledger.settled()
             await self.lease.end()
+        self.hub.close()
         self._stopped.set()
 
     def look_for_work(self) -> None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 class Hub:
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self.closed = False
+        """Nothing will happen any more: the engine has stopped."""
 
     @contextmanager
     def listen(self, job: str) -> Iterator[asyncio.Event]:
@@ -27,3 +29,8 @@ class Hub:
     def wake(self, job: str) -> None:
         for news in self._waiting.get(job, ()):
             news.set()
+
+    def close(self) -> None:
+        self.closed = True
+        for job in self._waiting:
+            self.wake(job)

@@ -46,6 +46,7 @@ class Ledger:
         self._lease = lease
         self._on_told = on_told
         self._on_dropped = on_dropped
+        self.shared = journal.shared
         self._departures: dict[int, set[str]] = {}
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
 
@@ -84,15 +85,6 @@ class Ledger:
         if loaded is None:
             raise JobNotFound(job_id)
         return loaded
-
-    async def confirm(self, actor: JobActor) -> None:
-        """What an actor says without writing is so only if nobody else has its log. Raises Overtaken, StoreTrouble.
-
-        One that is behind is forgotten.
-        """
-        if not self._journal.shared or not self.drives(actor):
-            return
-        await self.overtaken(actor, (await self._load(actor.job.id)).epoch)
 
     async def overtaken(self, actor: JobActor, epoch: int) -> None:
         """Somebody has written under this epoch. Raises Overtaken if it is a later one than the actor's."""

@@ -144,13 +144,10 @@ class Operator:
         try:
             events = decide(actor)
         except NotAllowed:
-            await self._heard(actor)
-            await self._ledger.confirm(actor)
+            await self._confirmed(actor)
             raise
         if not events:
-            job = await self._heard(actor)
-            await self._ledger.confirm(actor)
-            return Operated(Outcome.UNCHANGED, job)
+            return Operated(Outcome.UNCHANGED, await self._confirmed(actor))
         told = self._ledger.write(actor, events, claim=fence)
         if actor.at_rest:
             await self._engine.dispatcher.release(actor)
@@ -158,6 +155,15 @@ class Operator:
         self._engine.reconciler.unrunnable.pop(job_id, None)
         self._engine.look_for_work()
         return Operated(Outcome.DONE, job)
+
+    async def _confirmed(self, actor: JobActor) -> Job:
+        """The job, if it is what this engine takes it for: another one may have written to its log meanwhile.
+
+        Raises Overtaken, StoreTrouble.
+        """
+        if self._ledger.drives(actor) and self._ledger.shared:
+            return await asyncio.shield(self._ledger.write(actor, []))
+        return await self._heard(actor)
 
     async def _heard(self, actor: JobActor) -> Job:
         """The job, once all that has been decided about it may be told."""

@@ -9,7 +9,7 @@ from cards.wire import ModelIdentity
 from engine import driver, share, verbs
 from engine.actor import JobActor, needs, restore, stream
 from engine.errors import HistoryError, LoopFailed
-from engine.events import JobCancelled, JobEvent
+from engine.events import JobCancelled, JobEvent, JobReleased
 from engine.job import Job, State, fold
 from engine.ledger import Ledger
 from store.errors import CorruptBlob, StoreError
@@ -28,7 +28,8 @@ class Reconciler:
     """`claimed` is called with each actor whose claim has been queued.
 
     At most `max_active` jobs are driven at once; one whose model no worker is there for (`served`) does not count.
-    Where several engines share a store, each takes its share, and after `patience_s` what another has left.
+    Where several engines share a store, each takes its share, and after `patience_s` what another has left. What has
+    waited here as long for a worker, and would find one elsewhere, is given back; `models` are those with workers here.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Reconciler:
         max_active: int,
         monotonic: Callable[[], float],
         patience_s: float,
+        models: Callable[[], Sequence[str]],
         served: Callable[[JobActor], bool],
         claimed: Callable[[JobActor], Awaitable[None]],
     ) -> None:
@@ -56,12 +58,16 @@ class Reconciler:
         self._monotonic = monotonic
         self._patience_s = patience_s
         self._open_since: dict[str, float] = {}
+        self._idle_since: dict[str, float] = {}
+        self._models = models
         self._served = served
         self._claimed = claimed
 
     async def tick(self) -> None:
         """Claim what is open and undriven, in the order of work, as far as there is room."""
         try:
+            if self._journal.shared:
+                await self._give_back()
             unclaimed = await self._unclaimed()
             for first in range(0, len(unclaimed), CLAIMS_AT_ONCE):
                 await self.claim(unclaimed[first : first + CLAIMS_AT_ONCE])
@@ -92,15 +98,37 @@ class Reconciler:
 
     async def _ours(self, rows: Sequence[JobRow]) -> list[str]:
         """Those that are for this engine to take, or that another one has left for too long."""
+        now = self._monotonic()
+        self._open_since = {row.id: self._open_since.get(row.id, now) for row in rows}
         if not self._journal.shared or not rows:
             return [row.id for row in rows]
-        engines, now = await self._journal.engines(), self._monotonic()
-        self._open_since = {row.id: self._open_since.get(row.id, now) for row in rows}
+        engines = await self._journal.engines()
         return [
             row.id
             for row in rows
             if share.ours(row, self._engine, engines) or share.overdue(row, self._open_since, now, self._patience_s)
         ]
+
+    async def _give_back(self) -> None:
+        """Jobs that nobody here works on, and somebody elsewhere would: an engine may lose its workers for good."""
+        if not (self._idle_since or self._idle()):
+            return
+        elsewhere = {
+            model
+            for engine in await self._journal.engines()
+            if engine.left_s > 0 and engine.name != self._engine
+            for model in engine.models
+        }
+        now, idle = self._monotonic(), self._idle()
+        self._idle_since = {actor.job.id: self._idle_since.get(actor.job.id, now) for actor in idle}
+        for actor in idle:
+            if now - self._idle_since[actor.job.id] > self._patience_s and actor.job.model.name in elsewhere:
+                self._ledger.write(actor, [JobReleased(engine=self._engine)])
+
+    def _idle(self) -> list[JobActor]:
+        here = self._models()
+        running = [actor for actor in self._ledger.actors.values() if actor.job.state is State.RUNNING]
+        return [actor for actor in running if not actor.out and actor.job.model.name not in here]
 
     def _actor(self, job_id: str, loaded: Loaded) -> JobActor | None:
         """One for a job that this engine can go on with."""

@@ -122,8 +122,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                     forget = functools.partial(client.collect, dry_run=False)
                     tasks.start_soon(keep_collecting, forget, engine.is_first, clock, settings.gc_every_s)
                 async with anyio.create_task_group() as web:
-                    web.start_soon(server.serve, [http])
                     with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
+                        web.start_soon(server.serve, [http])
                         yield Serving(engine, client, url, link.address)
                     server.should_exit = True
                 tasks.cancel_scope.cancel()

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from ops.errors import OpsError
 from ops.settings import Settings
 
 
@@ -21,8 +22,12 @@ class Whereabouts(Struct, frozen=True):
 
 @contextmanager
 def announced(data: Path, whereabouts: Whereabouts) -> Iterator[None]:
+    """Raises OpsError."""
     path = _file(data)
-    path.write_bytes(msgspec.json.encode(whereabouts))
+    try:
+        path.write_bytes(msgspec.json.encode(whereabouts))
+    except OSError as error:
+        raise OpsError(f"cannot write {path}: {error.strerror}") from error
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """The journal in SQLite and PostgreSQL: appends go through the writer, reads beside it."""
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -13,6 +14,7 @@ from store.bell import Bell
 from store.blobs import verified
 from store.database import Database
 from store.driver import DIALECTS
+from store.errors import StoreUnavailable
 from store.group import replace_jobs
 from store.journal import (
     ALL_JOBS,
@@ -102,9 +104,10 @@ class SqlJournal:
         after = (await self._ask(reads.last_position()))[0][0]
         while True:
             await self._bell.wait()
-            while rows := await self._ask(reads.appended_to(after, NEWS_AT_ONCE)):
-                after = rows[-1].position
-                yield [News(*row[1:]) for row in rows]
+            with suppress(StoreUnavailable):  # nothing is missed: who is told next goes on where this one was
+                while rows := await self._ask(reads.appended_to(after, NEWS_AT_ONCE)):
+                    after = rows[-1].position
+                    yield [News(*row[1:]) for row in rows]
 
     # -- engines ------------------------------------------------------------------------------------------------
 

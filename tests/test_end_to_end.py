@@ -357,6 +357,15 @@ def test_a_second_engine_on_the_same_store_is_refused_in_one_line(tmp_path: Path
         assert running.http.get("/livez").is_success
 
 
+def test_an_engine_that_cannot_say_where_it_is_ends_with_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").mkdir()
+
+    refused = run("engine", "serve", "--data", tmp_path, port=0, workers=0)
+
+    assert refused.returncode == 1
+    assert refused.stderr == f"error: cannot write {tmp_path}/engine.json: Is a directory\n"
+
+
 def test_an_operator_works_beside_a_live_engine_and_without_one(tmp_path: Path) -> None:
     with engine(tmp_path) as running:
         first, second = (running.submit("a count sleep=0.2", steps=40, seed=n) for n in (1, 2))

@@ -239,3 +239,23 @@ async def test_a_watcher_sees_every_event_once_and_the_end() -> None:
 
         assert seen == again == sorted(set(seen))
         assert [page async for page in running.client.watch(job.id, after=seen[-1])] == []
+
+
+async def test_who_watches_an_engine_that_stops_is_let_go_with_all_that_was_written() -> None:
+    async with World().engine() as running:
+        job = await running.client.submit(request(steps=2000))
+        seen: list[int] = []
+
+        async def watch() -> None:
+            async for page in running.client.watch(job.id, heartbeat_s=1000):
+                seen.extend(told.position for told in page)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                await running.until(lambda: len(seen) > 5)
+                await running.engine.drain(5.0)
+
+        events = await running.client.events(job.id, limit=10_000)
+        assert seen == [told.position for told in events]
+        assert events[-1].type == "job_released"

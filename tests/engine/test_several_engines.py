@@ -8,6 +8,7 @@ import anyio
 
 from engine.events import JobAdmitted, JobRecovered
 from engine.job import State
+from engine.operate import Outcome
 from engine.share import ours
 from store.errors import StoreUnavailable
 from store.journal import EngineRow, JobRow
@@ -85,6 +86,26 @@ async def test_a_stopped_engine_hands_its_jobs_over_at_once() -> None:
         assert [engine.name for engine in await world.journal.engines()] == ["two"]
 
 
+async def test_jobs_go_to_an_engine_that_has_workers_once_there_is_one() -> None:
+    world, clock = shared_world()
+    async with world.engine(name="one", workers=0) as one:
+        await held(one)
+        jobs = [await one.client.submit(request(seed=seed)) for seed in range(5)]
+        await one.until(lambda: len(one.engine.ledger.actors) == 5)
+        async with world.engine(name="two") as two:
+            await held(two)
+            await two.until(lambda: two.client.readiness().ready)
+            await two.engine.renew()  # it says that it has a worker
+            await one.engine.reconcile()
+            assert len(one.engine.ledger.actors) == 5  # they have not waited long
+            clock.advance(1.0)
+            await one.engine.reconcile()
+
+            assert {(await two.ended(job.id)).state for job in jobs} == {State.COMPLETED}
+            for job in jobs:
+                assert await owners(two, job.id) == ["one", "two"]
+
+
 async def test_an_engine_that_was_frozen_past_its_lease_writes_nothing_more() -> None:
     world, clock = shared_world()
     expected = await alone(request(steps=6))
@@ -152,6 +173,22 @@ async def test_a_job_of_one_engine_is_cancelled_at_another() -> None:
         assert (await two.client.job(job.id)).state is State.CANCELLED
         await one.until(lambda: not one.engine.ledger.actors)
         await assert_unharmed(one)
+
+
+async def test_an_engine_that_was_overtaken_does_not_decide_on_what_it_remembers() -> None:
+    world, _ = shared_world()
+    async with world.engine(name="one") as one, world.engine(name="two", workers=0) as two:
+        await held(one, two)
+        one.workers[0].gate = gate = anyio.Event()
+        job = await one.client.submit(request())
+        await one.until(lambda: bool(one.workers[0].ran))
+        await two.client.verbs.pause(job.id)
+
+        resumed = await one.client.verbs.resume(job.id)
+
+        assert resumed.outcome is Outcome.DONE
+        gate.set()
+        assert (await two.ended(job.id)).state is State.COMPLETED
 
 
 def test_shares_are_even_and_only_those_of_a_dead_engine_move() -> None:

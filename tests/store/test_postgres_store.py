@@ -1,8 +1,8 @@
 """One PostgreSQL database: shared by engines, and usable again after the connection is lost."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import psycopg
@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
+from store import bell
 from store.errors import KeyTaken, StoreUnavailable, StreamConflict
 from store.journal import IdempotencyKey, Journal
 from store.open import database_at, open_journal
@@ -105,6 +106,70 @@ async def test_an_engine_hears_what_another_has_written(new_database: Callable[[
                     await anyio.sleep(0.01)
                     number += 1
             tasks.cancel_scope.cancel()
+
+
+LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+
+
+async def test_a_listener_that_was_cut_off_listens_again(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bell, "POLL_S", 3600.0)  # nobody looks who was not woken
+    async with overheard(new_database()) as (url, one, heard):
+        old = await listeners(url)
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [list(old)])
+        await listeners(url, but=old)
+
+        for number in range(3):  # the first may be read because it listens anew; the others need a bell each
+            await one.append(replace(step(0), stream=f"after-{number}"))
+            while f"after-{number}" not in heard:
+                await anyio.sleep(0.001)
+
+
+async def test_what_nobody_rings_for_is_found_by_looking(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bell, "RETRY_S", 3600.0)  # who has lost its connection gets no other
+    monkeypatch.setattr(bell, "POLL_S", 0.05)
+    async with overheard(new_database()) as (url, one, heard):
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute(CUT)
+        with suppress(StoreUnavailable):
+            await one.append(replace(step(0), stream="lost"))
+        await one.append(replace(step(0), stream="after"))
+        while "after" not in heard:
+            await anyio.sleep(0.001)
+
+
+@asynccontextmanager
+async def overheard(url: str) -> AsyncIterator[tuple[str, Journal, list[str]]]:
+    """One that writes, and what another has heard of it so far. It must not take for ever."""
+    heard: list[str] = []
+
+    async def listen(journal: Journal) -> None:
+        async for news in journal.news():
+            heard.extend(each.stream for each in news)
+
+    with anyio.fail_after(30):
+        async with open_journal(url) as one, open_journal(url) as other, anyio.create_task_group() as tasks:
+            await listeners(url)
+            tasks.start_soon(listen, other)
+            number = 0
+            while not heard:  # it hears what comes after it began to listen
+                await one.append(replace(step(0), stream=f"before-{number}"))
+                await anyio.sleep(0.01)
+                number += 1
+            yield url, one, heard
+            tasks.cancel_scope.cancel()
+
+
+async def listeners(url: str, but: Collection[int] = ()) -> set[int]:
+    """The connections of two engines that wait to be rung for, once there are two that are none of those."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        while len(found := {pid for (pid,) in admin.execute(LISTENERS)} - set(but)) < 2:
+            await anyio.sleep(0.01)
+        return found
 
 
 async def test_a_group_is_one_statement_and_one_commit(new_database: Callable[[], str]) -> None:
