@@ -125,7 +125,9 @@ class Client:
         return await self._accept(events, Saved(forked.job, forked.state), key, (job_id, at_step, changes))
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
-        """Raises JobNotFound, StoreTrouble."""
+        """Raises JobNotFound, Draining, StoreTrouble."""
+        if self._engine.draining:
+            raise Draining
         return await self._engine.canceller.cancel(job_id, reason)
 
     async def job(self, job_id: str) -> Job:
