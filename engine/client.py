@@ -154,7 +154,9 @@ class Client:
             raise StoreTrouble(str(error)) from error
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
-        """Raises JobNotFound, StoreTrouble."""
+        """Raises JobNotFound, Draining, StoreTrouble."""
+        if self._engine.draining:
+            raise Draining
         return await self._engine.canceller.cancel(job_id, reason)
 
     async def purge(self, job_id: str) -> None:

@@ -16,7 +16,7 @@ from engine import driver, verbs
 from engine.actor import JobActor, tensors
 from engine.clock import Clock
 from engine.engine import Engine
-from engine.errors import GoneOn, NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
+from engine.errors import Draining, GoneOn, NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
 from engine.events import JobEvent
 from engine.job import Job, fold
 from engine.past import Log, Past
@@ -56,7 +56,7 @@ class Migration(Struct, frozen=True, kw_only=True):
 
 
 class Operator:
-    """Every verb raises JobNotFound, NotAllowed, StoreTrouble and HistoryError; what it returns is durable."""
+    """Every verb raises JobNotFound, NotAllowed, Draining, StoreTrouble, HistoryError; what it returns is durable."""
 
     def __init__(self, engine: Engine, past: Past, clock: Clock) -> None:
         self._engine = engine
@@ -139,7 +139,9 @@ class Operator:
         return await _persist(job_id, lambda: self._turn(job_id, decide))
 
     async def _turn(self, job_id: str, decide: Decide, *, fence: bool = False) -> Operated:
-        """With `fence` what is out under the old epoch decides nothing. Raises Overtaken too."""
+        """With `fence` what is out under the old epoch decides nothing. Raises Overtaken and Draining too."""
+        if self._engine.draining:
+            raise Draining  # who writes now may wait for an answer until all has stopped
         actor = await self._ledger.find(job_id)
         try:
             events = decide(actor)

@@ -56,7 +56,7 @@ async def happen(place: Place, faults: Sequence[Fault]) -> None:
     began = time.monotonic()
     async with anyio.create_task_group() as tasks:
         for fault in faults:
-            await anyio.sleep(began + fault.at - time.monotonic())
+            await anyio.sleep(max(0.0, began + fault.at - time.monotonic()))
             tasks.start_soon(_befall, place, fault)
     for host in place.hosts:
         host.send(signal.SIGCONT)

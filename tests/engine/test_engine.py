@@ -259,3 +259,14 @@ async def test_who_watches_an_engine_that_stops_is_let_go_with_all_that_was_writ
         events = await running.client.events(job.id, limit=10_000)
         assert seen == [told.position for told in events]
         assert events[-1].type == "job_released"
+
+
+async def test_an_engine_that_stops_takes_no_verb_that_it_might_not_live_to_answer() -> None:
+    async with World().engine() as running:
+        job = await running.client.submit(request(steps=2000))
+        await running.until(lambda: bool(running.engine.ledger.actors))
+        await running.engine.drain(5.0)
+
+        for verb in (running.client.verbs.pause, running.client.cancel):
+            with anyio.fail_after(5), pytest.raises(Draining):
+                await verb(job.id)
