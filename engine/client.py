@@ -122,7 +122,9 @@ class Client:
             engine=self._engine.settings.name,
         )
         forked = course.follow(events, family)
-        return await self._accept(events, Saved(forked.job, forked.state), key, (job_id, at_step, changes))
+        return await self._accept(
+            events, Saved(forked.job, forked.state, forked.refolds), key, (job_id, at_step, changes)
+        )
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
         """Raises JobNotFound, StoreTrouble."""

@@ -6,6 +6,7 @@ WorkerError
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
  - BrokenPromise       a step made other tensors than its plan said, or not the one that a unit behind it reads
+ - FoldDiffers         what a step derived came out otherwise when it was made again
 """
 
 
@@ -36,6 +37,14 @@ class BlobLost(WorkerError):
 class BrokenPromise(WorkerError):
     def __init__(self, promise: str) -> None:
         super().__init__(f"what a step promised to make and what it made differ: {promise}")
+
+
+class FoldDiffers(WorkerError):
+    def __init__(self, step: int, name: str, logged: str, found: str) -> None:
+        super().__init__(
+            f"{name} of step {step}, made again from what is stored, is {found[:16]} and not {logged[:16]}: "
+            "other bytes, other code or other numerics than when the step ran"
+        )
 
 
 class Refused(WorkerError):
