@@ -458,13 +458,18 @@ def flip(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
+@pytest.mark.parametrize("prompt", [SMALL, LARGE])
 @pytest.mark.parametrize("back", [1, 2])
-async def test_a_flipped_bit_in_a_stored_output_is_found_when_it_is_folded(back: int) -> None:
+async def test_a_flipped_bit_in_a_stored_output_is_found_when_it_is_folded(back: int, prompt: str) -> None:
     there = world()
+    inline: Any = there.journal
     async with there.engine() as running:
-        job = await held(running, 7, LARGE)
+        job = await held(running, 7, prompt)
         output = (await running.client.checkpoints(job))[-back].tensors["m"].digest
-    there.blobs._data[output] = flip(there.blobs._data[output])
+    if prompt == LARGE:
+        there.blobs._data[output] = flip(there.blobs._data[output])
+    else:
+        inline._blobs[output] = (flip(inline._blobs[output][0]), inline._blobs[output][1])
     async with there.engine() as running:
         ended = await running.ended(job)
 
