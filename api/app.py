@@ -17,6 +17,7 @@ from api.jobs import IDEMPOTENCY_KEY, Jobs
 from api.metrics import Measured, Metrics
 from api.openapi import Answer, Endpoint, Operation, document
 from api.status import EngineStatus
+from api.upkeep import Upkeep
 from api.verbs import Verbs
 from api.workers import Workers
 from engine.client import Client
@@ -38,6 +39,7 @@ def build_app(
         *_jobs(Jobs(client, body_limit=body_limit)),
         *_verbs(Verbs(client, body_limit=body_limit)),
         *_outputs(Events(client, heartbeat_s=heartbeat_s), Artifacts(client)),
+        *_upkeep(Upkeep(client, body_limit=body_limit)),
         *_workers(Workers(client, body_limit=body_limit)),
         *_engine(EngineStatus(client), metrics),
     ]
@@ -69,6 +71,7 @@ def _jobs(jobs: Jobs) -> list[Operation]:
             answers={200: Answer(schema.JobPage)},
         ),
         _get("/v1/jobs/{job}", jobs.show, {200: Answer(schema.Job)}),
+        Operation(method="DELETE", path="/v1/jobs/{job}", endpoint=jobs.purge, answers={204: Answer()}),
         Operation(
             method="POST",
             path="/v1/jobs/{job}/cancel",
@@ -98,6 +101,14 @@ def _verbs(verbs: Verbs) -> list[Operation]:
         _post("/v1/jobs/{job}/release", verbs.release, told),
         _post("/v1/jobs/{job}/rewind", verbs.rewind, told, schema.Rewind),
         _post("/v1/jobs/{job}/migrate", verbs.migrate, {200: Answer(schema.Migration)}, schema.Move),
+    ]
+
+
+def _upkeep(upkeep: Upkeep) -> list[Operation]:
+    return [
+        _post("/v1/bundles", upkeep.take_in, {201: Answer(schema.Accepted)}),
+        _post("/v1/jobs/{job}/moved", upkeep.move_away, {200: Answer(schema.Operated)}, schema.MovedAway),
+        _post("/v1/gc", upkeep.collect, {200: Answer(schema.Collected)}, schema.Collect),
     ]
 
 

@@ -23,8 +23,12 @@ from cards.errors import InvalidRequest, UnknownModel
 from engine.errors import (
     ArtifactLost,
     ArtifactNotFound,
+    BadBundle,
+    CannotCollect,
     Draining,
+    GoneOn,
     HistoryError,
+    JobExists,
     JobNotFound,
     KeyReused,
     LoopFailed,
@@ -61,8 +65,8 @@ class BodyTooLarge(ApiError):
 
 
 class WrongMediaType(ApiError):
-    def __init__(self, got: str | None) -> None:
-        super().__init__(f"the body is {got or 'of no stated type'}; send it with Content-Type: application/json")
+    def __init__(self, got: str | None, wanted: str = "application/json") -> None:
+        super().__init__(f"the body is {got or 'of no stated type'}; send it with Content-Type: {wanted}")
         self.got = got
 
 
@@ -93,6 +97,10 @@ RULES: dict[type[Exception], Rule] = {
     ArtifactLost: Rule(500, "artifact_lost", "name", {"x-should-retry": "false"}),
     KeyReused: Rule(409, "key_reused", "Idempotency-Key", {"x-should-retry": "false"}),
     NotAllowed: Rule(409, "not_allowed", headers={"x-should-retry": "false"}),
+    GoneOn: Rule(409, "gone_on", headers={"x-should-retry": "false"}),
+    BadBundle: Rule(422, "bad_bundle"),
+    JobExists: Rule(409, "job_exists", "job", {"x-should-retry": "false"}),
+    CannotCollect: Rule(500, "cannot_collect", "job", {"x-should-retry": "false"}),
     NoSuchStep: Rule(422, "no_such_step"),
     TensorsGone: Rule(409, "tensors_gone", headers={"x-should-retry": "false"}),
     Unrunnable: Rule(409, "unrunnable", headers={"x-should-retry": "false"}),

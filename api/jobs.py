@@ -62,6 +62,11 @@ class Jobs:
         outcome = await self._client.cancel(asked)
         return Json(schema.Cancellation(asked, outcome.value))
 
+    async def purge(self, request: Request) -> Response:
+        """Forget a job that has ended, and its log."""
+        await self._client.purge(job_id(request))
+        return Response(status_code=204)
+
     async def checkpoints(self, request: Request) -> Response:
         """Every completed step's tensors, by digest."""
         return Json([present.checkpoint(step) for step in await self._client.checkpoints(job_id(request))])

@@ -11,6 +11,7 @@ from cards.card import ModelCard
 from cards.wire import ArtifactRef
 from engine import views
 from engine.client import StepTensors, Told
+from engine.collect import Collected
 from engine.job import Failure, Job, State
 from engine.operate import Migration, Operated
 from engine.statistics import WorkerSeen
@@ -126,3 +127,18 @@ def _failure(failure: Failure) -> schema.Failure:
 
 def _status(word: str) -> schema.Status:
     return cast(schema.Status, word)
+
+
+def accepted(job: Job) -> schema.Accepted:
+    return schema.Accepted(id=job.id, status=views.status(job))
+
+
+def collected(done: Collected) -> schema.Collected:
+    return schema.Collected(
+        purged=done.purged,
+        inline_blobs=done.inline.blobs,
+        inline_bytes=done.inline.nbytes,
+        stored_blobs=done.stored.blobs,
+        stored_bytes=done.stored.nbytes,
+        live_blobs=done.live,
+    )

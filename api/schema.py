@@ -51,6 +51,17 @@ class Rewind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Words = ""
 
 
+class MovedAway(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`version` is that of the last event in the bundle; `to` says where it went, for people."""
+
+    version: Word
+    to: Words = ""
+
+
+class Collect(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    dry_run: bool = False
+
+
 class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is left out stays as it was."""
 
@@ -171,6 +182,25 @@ class Job(Struct, frozen=True, kw_only=True):
     exact: bool
     card: str
     weights: str
+
+
+class Accepted(Struct, frozen=True, kw_only=True):
+    """A job that was taken in."""
+
+    id: str
+    object: Literal["job.accepted"] = "job.accepted"
+    status: Status
+
+
+class Collected(Struct, frozen=True, kw_only=True):
+    """Jobs by id, and bytes that nothing names: small ones in rows, large ones in the blob store."""
+
+    purged: tuple[str, ...]
+    inline_blobs: int
+    inline_bytes: int
+    stored_blobs: int
+    stored_bytes: int
+    live_blobs: int
 
 
 class JobSummary(Struct, frozen=True, kw_only=True):
@@ -299,6 +329,9 @@ class Dismissal(Struct, frozen=True):
 
 
 class Live(Struct, frozen=True):
+    """`engine` is the name under which it holds its jobs."""
+
+    engine: str
     status: Literal["ok"] = "ok"
 
 

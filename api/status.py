@@ -19,7 +19,7 @@ class EngineStatus:
 
     async def live(self, request: Request) -> Response:
         """Whether this process answers."""
-        return Json(schema.Live())
+        return Json(schema.Live(self._client.name))
 
     async def ready(self, request: Request) -> Response:
         """Whether work would move; if not, why."""

@@ -35,6 +35,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Saved).decode
 
 
+def saved_body(saved: Saved) -> bytes:
+    return _encode(saved)
+
+
 class Pending(Struct):
     """A turn on its way to disk. `told` is done once it is durable and subscribers have been woken.
 

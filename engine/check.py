@@ -11,7 +11,7 @@ from engine.errors import HistoryError
 from engine.events import JobEvent
 from engine.job import Job, fold
 from engine.views import listed, row
-from store.journal import Event, JobRow, Journal, Loaded
+from store.journal import ALL_JOBS, Event, JobFilter, JobRow, Journal, Loaded
 
 PAGE = 1000
 
@@ -35,7 +35,7 @@ async def check(journal: Journal) -> Report:
     count = 0
     before = await _listed(journal)
     async for stream in _streams(journal):
-        events, loaded = await _at_rest(journal, stream)
+        events, loaded = await at_rest(journal, stream)
         count += len(events)
         derived[stream.removeprefix("job/")], found = _check_stream(stream, events, loaded)
         problems += found
@@ -52,7 +52,16 @@ async def history(journal: Journal, stream: str, after: int = 0) -> AsyncIterato
         after = page[-1].position
 
 
-async def _at_rest(journal: Journal, stream: str) -> tuple[list[Event], Loaded | None]:
+async def rows(journal: Journal, where: JobFilter) -> AsyncIterator[JobRow]:
+    """All rows of the job list that a filter finds, page by page."""
+    after = None
+    while page := await journal.jobs(where, after=after, limit=PAGE):
+        for one in page:
+            yield one
+        after = page[-1].id
+
+
+async def at_rest(journal: Journal, stream: str) -> tuple[list[Event], Loaded | None]:
     """A stream's events and its head as they were at one moment: nothing was appended between the two looks."""
     events = [event async for event in history(journal, stream)]
     while True:
@@ -114,9 +123,4 @@ async def _streams(journal: Journal) -> AsyncIterator[str]:
 
 
 async def _listed(journal: Journal) -> dict[str, JobRow]:
-    listed: dict[str, JobRow] = {}
-    after = None
-    while page := await journal.jobs(after=after, limit=PAGE):
-        listed |= {row.id: row for row in page}
-        after = page[-1].id
-    return listed
+    return {row.id: row async for row in rows(journal, ALL_JOBS)}

@@ -3,6 +3,8 @@
 import hashlib
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -13,12 +15,13 @@ from cards import registry
 from cards.card import ModelCard
 from cards.request import GenerationRequest, RequestChanges, resolve
 from cards.wire import ArtifactRef, TensorRef
-from engine import course, fork, statistics
+from engine import bundle, course, fork, statistics, verbs
 from engine import events as facts
 from engine.actor import Saved, new_stream, replay, restore, stream
 from engine.cancel import Outcome
 from engine.clock import Clock
-from engine.contents import BlobReader, Contents
+from engine.collect import Collected, Retention, collect
+from engine.contents import Contents
 from engine.engine import Engine
 from engine.errors import (
     ArtifactLost,
@@ -35,10 +38,13 @@ from engine.job import Job
 from engine.operate import Operator
 from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
-from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError
+from store.blobs import Blobs
+from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError, StreamConflict
 from store.journal import ALL_JOBS, Event, IdempotencyKey, JobFilter, JobRow, Journal
 
 AS_IT_IS = RequestChanges()
+
+KEEP_ALL_JOBS = Retention()
 
 
 class Told(Struct, frozen=True):
@@ -66,23 +72,27 @@ class Client:
         self,
         engine: Engine,
         journal: Journal,
-        blobs: BlobReader,
+        blobs: Blobs,
         clock: Clock,
         *,
         ids: Callable[[], str],
         chance: random.Random,
         stall_s: float = 120.0,
+        retention: Retention = KEEP_ALL_JOBS,
     ) -> None:
         self._engine = engine
         self._journal = journal
+        self._blobs = blobs
         self._contents = Contents(journal, blobs)
         self._past = Past(journal, self._contents, engine.registry, engine.identities)
         self.verbs = Operator(engine, self._past, clock)
-        """What people do to jobs: pause, resume, retry, terminate, quarantine, lift, rewind, migrate."""
+        """What people do to jobs: pause, resume, retry, terminate, quarantine, lift, rewind, migrate,
+        move_away."""
         self._clock = clock
         self._ids = ids
         self._chance = chance
         self._stall_s = stall_s
+        self._retention = retention
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -126,13 +136,51 @@ class Client:
             events, Saved(forked.job, forked.state, forked.refolds), key, (job_id, at_step, changes)
         )
 
+    async def take_in(self, file: Path) -> Job:
+        """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Draining, StoreTrouble."""
+        if self._engine.draining:
+            raise Draining
+        try:
+            job = await bundle.take_in(self._journal, self._blobs, file, at=self._clock.now())
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+        self._engine.look_for_work()
+        return job
+
+    async def collect(self, *, dry_run: bool) -> Collected:
+        """Forget what is old and what nothing names. Raises CannotCollect, StoreTrouble."""
+        registry, now = self._engine.registry, self._clock.now()
+        try:
+            return await collect(self._journal, self._blobs, registry, self._retention, now=now, dry_run=dry_run)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
         """Raises JobNotFound, StoreTrouble."""
         return await self._engine.canceller.cancel(job_id, reason)
 
+    async def purge(self, job_id: str) -> None:
+        """Forget a job that has ended, and all of its log. Raises JobNotFound, NotAllowed, HistoryError, StoreTrouble.
+
+        One that somebody takes up again meanwhile is there to stay; one whose purge was cut off is purged to its end.
+        """
+        name = stream(job_id)
+        try:
+            while (loaded := await self._journal.load(name)) is not None:
+                verbs.check("purge", restore(loaded).job)
+                with suppress(StreamConflict):
+                    await self._journal.purge(name, expected=loaded.version, epoch=loaded.epoch)
+                    return
+            if name not in await self._journal.purging():
+                raise JobNotFound(job_id)
+            await self._journal.purge(name, expected=0, epoch=0)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+
     async def job(self, job_id: str) -> Job:
         """Raises JobNotFound, StoreTrouble."""
-        if (actor := self._engine.ledger.actors.get(job_id)) is not None:
+        actor = self._engine.ledger.actors.get(job_id)
+        if actor is not None and not self._journal.shared:  # else another engine may have it by now
             return actor.durable
         try:
             loaded = await self._journal.load(stream(job_id))
@@ -205,6 +253,11 @@ class Client:
             raise StoreTrouble(str(error)) from error
 
     # -- the engine itself --------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Under which the engine holds its jobs."""
+        return self._engine.settings.name
 
     def models(self) -> list[ModelCard]:
         return [family.card for family in self._engine.registry.values()]

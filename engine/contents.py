@@ -5,19 +5,19 @@ from typing import Protocol
 
 import anyio.to_thread
 
-from store.errors import CorruptBlob
+from store.errors import CorruptBlob, MissingBlob
 from store.journal import Journal
 
 
-class BlobReader(Protocol):
+class BlobStore(Protocol):
     """Plain calls that wait for the disk."""
 
     def get(self, digest: str) -> bytes: ...
-    def has(self, digest: str) -> bool: ...
+    def put(self, data: bytes) -> str: ...
 
 
 class Contents:
-    def __init__(self, journal: Journal, blobs: BlobReader) -> None:
+    def __init__(self, journal: Journal, blobs: BlobStore) -> None:
         self._journal = journal
         self._blobs = blobs
 
@@ -28,14 +28,28 @@ class Contents:
             return inline[digest]
         return await anyio.to_thread.run_sync(self._blobs.get, digest)
 
-    async def missing(self, digests: Sequence[str]) -> list[str]:
-        """Those whose bytes are not stored, or not as they were. Raises StoreUnavailable."""
-        try:
-            inline = await self._journal.blobs(digests)
-        except CorruptBlob:
-            return [digests[0]] if len(digests) == 1 else [d for one in digests for d in await self.missing([one])]
-        large = [digest for digest in digests if digest not in inline]
-        return await anyio.to_thread.run_sync(self._absent, large) if large else []
+    async def keep(self, digests: Sequence[str]) -> list[str]:
+        """See to it that the bytes stay for as long as a sweep waits: somebody is about to refer to them.
 
-    def _absent(self, digests: Sequence[str]) -> list[str]:
-        return [digest for digest in digests if not self._blobs.has(digest)]
+        Returns those that are not there, or not as they were. Raises StoreUnavailable.
+        """
+        inline = await self._journal.keep_blobs(digests)
+        large = [digest for digest in digests if digest not in inline]
+        damaged = [digest for digest in inline if not await self._is_whole(digest)]
+        return damaged + (await anyio.to_thread.run_sync(self._put_again, large) if large else [])
+
+    async def _is_whole(self, digest: str) -> bool:
+        try:
+            return digest in await self._journal.blobs([digest])
+        except CorruptBlob:
+            return False
+
+    def _put_again(self, digests: Sequence[str]) -> list[str]:
+        """A put of what is there makes it young again."""
+        absent = []
+        for digest in digests:
+            try:
+                self._blobs.put(self._blobs.get(digest))
+            except (MissingBlob, CorruptBlob):
+                absent.append(digest)
+        return absent

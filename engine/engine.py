@@ -7,7 +7,7 @@ watch for workers that fell silent. Each is a public method; `run` only repeats 
 import itertools
 import logging
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import anyio
 from msgspec import Struct
@@ -21,7 +21,7 @@ from engine.actor import JobActor
 from engine.cancel import Canceller
 from engine.clock import Clock
 from engine.dispatch import AHEAD, Dispatcher
-from engine.errors import LoopFailed
+from engine.errors import LoopFailed, Overtaken
 from engine.events import JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
@@ -31,7 +31,7 @@ from engine.ledger import Ledger
 from engine.link import Arrived, Link
 from engine.needs import grown
 from engine.reconcile import Reconciler
-from store.journal import Journal
+from store.journal import Journal, News
 
 log = logging.getLogger("keyframe.engine")
 
@@ -206,14 +206,25 @@ class Engine:
         async with aclosing(self._journal.news()) as pages:
             async for news in pages:
                 for each in news:
-                    self.hub.wake(each.stream.removeprefix("job/"))
+                    await self._heard_of(each)
                 if any(each.type in FREES for each in news):
                     self.look_for_work()
+
+    async def _heard_of(self, news: News) -> None:
+        job_id = news.stream.removeprefix("job/")
+        if (actor := self.ledger.actors.get(job_id)) is not None:
+            with suppress(Overtaken):
+                await self.ledger.overtaken(actor, news.epoch)
+        self.hub.wake(job_id)
 
     async def peers(self) -> list[str]:
         """The engines that work on this store now, this one among them."""
         live = [engine.name for engine in await self._journal.engines() if engine.left_s > 0]
         return sorted({self.settings.name, *live})
+
+    async def is_first(self) -> bool:
+        """Whether what one engine should do for all is this one's to do."""
+        return (await self.peers())[0] == self.settings.name
 
     async def renew(self) -> None:
         """Keep the lease. If it has run out, what was driven under it is let go of first."""
@@ -301,6 +312,10 @@ class Engine:
             await self._link.send(hello.worker, Refuse(WRONG_BLOBS))
             return
         if self._outdated(hello):
+            seat = self.fleet.seats.get(hello.worker)
+            if seat is not None and seat.hello != hello:  # it obeyed an engine of before, and holds nothing any more
+                await self.lose(hello.worker, "it was asked to drop all that it held", blame=False)
+                await self._introduce(hello.worker, now)
             return
         before = self.fleet.join(hello, now)
         self._joined.add((hello.host, hello.pid))

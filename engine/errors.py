@@ -5,11 +5,15 @@ EngineError
  - ArtifactLost        its bytes are gone or damaged on disk
  - KeyReused           an idempotency key came back with another request
  - NotAllowed          a verb that the job's state does not allow
+ - GoneOn              a job that is not any more where it was exported
  - NoSuchStep          a step that the job has not completed
  - TensorsGone         the tensors that a step left are no longer stored
  - Unrunnable          this engine has not the card or the weights that the job pins
  - NoSuchPlace         nowhere to move a job to
  - WorkerNotFound      no such worker
+ - BadBundle           a file that is no sound bundle of a job
+ - JobExists           a job that is to be taken in is here already
+ - CannotCollect       a log that cannot be read: what it names is not known, so nothing is taken
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
     - Overtaken        somebody else wrote to the job's log first
@@ -95,6 +99,30 @@ class NoSuchPlace(EngineError):
 class WorkerNotFound(EngineError):
     def __init__(self, worker: str, there: Iterable[str]) -> None:
         super().__init__(f"no worker {worker!r}; there are: {', '.join(there) or 'none'}")
+
+
+class GoneOn(EngineError):
+    def __init__(self, job: str, version: int) -> None:
+        super().__init__(f"job {job} has gone on since its event {version} was exported; export it again")
+        self.job = job
+
+
+class BadBundle(EngineError):
+    def __init__(self, file: str, problem: str) -> None:
+        super().__init__(f"{file}: {problem}")
+        self.file = file
+
+
+class JobExists(EngineError):
+    def __init__(self, job: str) -> None:
+        super().__init__(f"job {job} is in this store already; purge it first, or leave it be")
+        self.job = job
+
+
+class CannotCollect(EngineError):
+    def __init__(self, job: str, problem: str) -> None:
+        super().__init__(f"nothing was collected, since it is not known what job {job} needs: {problem}")
+        self.job = job
 
 
 class Draining(EngineError):

@@ -287,3 +287,9 @@ def decode(event: Event, upcasts: Mapping[str, Upcast] = UPCASTS) -> JobEvent:
         return _decoders[type](body)
     except msgspec.DecodeError as error:
         raise UnreadableBody(f"event {event.version} ({event.type})", str(error)) from error
+
+
+def made(step: StepCompleted) -> list[str]:
+    """The digests of all bytes that a step left behind; what it derived is nowhere, unless another step has it too."""
+    tensors = (ref.digest for name, ref in step.tensors.items() if name not in step.derived)
+    return [*tensors, *(ref.digest for ref in step.artifacts)]

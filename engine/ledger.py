@@ -85,6 +85,22 @@ class Ledger:
             raise JobNotFound(job_id)
         return loaded
 
+    async def confirm(self, actor: JobActor) -> None:
+        """What an actor says without writing is so only if nobody else has its log. Raises Overtaken, StoreTrouble.
+
+        One that is behind is forgotten.
+        """
+        if not self._journal.shared or not self.drives(actor):
+            return
+        await self.overtaken(actor, (await self._load(actor.job.id)).epoch)
+
+    async def overtaken(self, actor: JobActor, epoch: int) -> None:
+        """Somebody has written under this epoch. Raises Overtaken if it is a later one than the actor's."""
+        if epoch > actor.epoch and self.drives(actor):
+            self._forget(actor)
+            await self._on_dropped(actor)
+            raise Overtaken(f"job {actor.job.id} is another engine's by now")
+
     def drives(self, actor: JobActor) -> bool:
         return self.actors.get(actor.job.id) is actor
 

@@ -16,7 +16,7 @@ from engine import driver, verbs
 from engine.actor import JobActor
 from engine.clock import Clock
 from engine.engine import Engine
-from engine.errors import NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
+from engine.errors import GoneOn, NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
 from engine.events import JobEvent
 from engine.job import Job, fold
 from engine.needs import lacking, tensors
@@ -89,6 +89,17 @@ class Operator:
         """Raises NoSuchStep too, and as `retry`."""
         return await _persist(job_id, lambda: self._rewind(job_id, to_step, reason))
 
+    async def move_away(self, job_id: str, version: int, to: str) -> Operated:
+        """Its log up to `version` has been written to a file, and goes on in another store. Raises GoneOn too."""
+
+        def decide(actor: JobActor) -> list[JobEvent]:
+            events = verbs.move_away(actor.job, to)
+            if events and (actor.version != version or actor.out):
+                raise GoneOn(job_id, version)
+            return events
+
+        return await self._do(job_id, decide)
+
     async def migrate(
         self,
         job_id: str,
@@ -135,9 +146,12 @@ class Operator:
             events = decide(actor)
         except NotAllowed:
             await self._heard(actor)
+            await self._ledger.confirm(actor)
             raise
         if not events:
-            return Operated(Outcome.UNCHANGED, await self._heard(actor))
+            job = await self._heard(actor)
+            await self._ledger.confirm(actor)
+            return Operated(Outcome.UNCHANGED, job)
         told = self._ledger.write(actor, events, claim=fence)
         if actor.at_rest:
             await self._engine.dispatcher.release(actor)

@@ -100,6 +100,6 @@ class Past:
 
     async def _stored(self, walked: Walked) -> bool:
         try:
-            return not await self._contents.missing(needs(walked.job, walked.state, walked.refolds))
+            return not await self._contents.keep(needs(walked.job, walked.state, walked.refolds))
         except StoreError as error:
             raise StoreTrouble(str(error)) from error

@@ -12,6 +12,7 @@ from engine.events import (
     JobEvent,
     JobFailed,
     JobMigrated,
+    JobMovedAway,
     JobPaused,
     JobQuarantined,
     JobRecovered,
@@ -42,6 +43,8 @@ ALLOWED: dict[str, frozenset[State]] = {
     "rewind": _ALL - {State.COMPLETED, State.MOVED},
     "migrate": _LIVE | {State.PAUSED, State.QUARANTINED},
     "fork": _ALL,
+    "move away": frozenset({State.QUEUED, State.PAUSED, State.QUARANTINED}),
+    "purge": TERMINAL,
 }
 
 # Where what a verb wants is so already: it decides nothing, and is no error.
@@ -52,6 +55,7 @@ SO_ALREADY: dict[str, frozenset[State]] = {
     "terminate": TERMINAL,
     "quarantine": frozenset({State.QUARANTINED}),
     "release": _LIVE,
+    "move away": frozenset({State.MOVED}),
 }
 
 
@@ -101,6 +105,11 @@ def rewind(job: Job, to_step: int, standing: Standing, reason: str) -> list[JobE
     check("rewind", job)
     rewound = JobRewound(to_step=to_step, standing=standing, reason=reason)
     return [JobTerminated(reason="rewound"), rewound] if job.state is State.CANCELLING else [rewound]
+
+
+def move_away(job: Job, to: str) -> list[JobEvent]:
+    """Only of a job of which nothing runs: what its log says now is all that goes on elsewhere."""
+    return [JobMovedAway(to=to)] if _wanted("move away", job) else []
 
 
 def migrate(job: Job, pool: str | None, engine: str | None, reason: str) -> list[JobEvent]:

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -14,37 +14,86 @@ from cards import registry
 from cards.errors import CardError
 from cards.family import Family
 from engine import check
+from engine.audit import audit
 from engine.clock import Clock
+from ops.live import live_engines
 from ops.settings import Settings
-from ops.whereabouts import running_engine
 from store.errors import StoreError
-from store.journal import JobFilter
-from store.open import open_journal, revisions
+from store.journal import EngineRow, JobFilter, Journal
+from store.open import database_time, open_journal, requirement, revisions
 
 FIXED_SQLITE = (3, 51, 3)
 """From here on a WAL reset while two connections write cannot corrupt the file; one writer does not meet it either."""
 
 
+SKEW_S = 1.0
+
+NAMED = 5
+
+Level = Literal["ok", "note", "wrong"]
+
+
 class Finding(Struct, frozen=True):
     what: str
-    level: Literal["ok", "note", "wrong"]
+    level: Level
     message: str
 
 
 async def examine(settings: Settings, clock: Clock) -> list[Finding]:
     """Never raises for what it is meant to find."""
-    findings = [_sqlite(), _numerics(), *_models(settings), _disk(settings.data, clock.monotonic), _engine(settings)]
+    findings = [_sqlite(), _numerics(), *_models(settings), _disk(settings.data, clock.monotonic)]
     try:
-        findings += _schema(settings)
+        findings += [_schema(settings), _clock(settings, clock)]
         async with open_journal(settings.store_url, writable=False) as journal:
-            report = await check.check(journal)
-            waiting = await journal.jobs(JobFilter(open=True), limit=1000)
+            findings += [finding async for finding in _store(journal, settings)]
     except StoreError as error:
         return [*findings, Finding("store", "wrong", str(error))]
-    findings.append(Finding("log", "ok", f"{report.events} events in {report.streams} streams"))
-    findings += [Finding("log", "wrong", problem) for problem in report.problems]
-    findings.append(Finding("jobs", "ok", f"{len(waiting)} open"))
     return findings
+
+
+async def _store(journal: Journal, settings: Settings) -> AsyncIterator[Finding]:
+    live = await live_engines(settings, journal)
+    yield Finding("engine", "ok", ", ".join(f"{one.name} serves {one.url}" for one in live) or "none answers")
+    leases = await journal.engines()
+    for lease in leases:
+        yield _lease(lease)
+    report = await check.check(journal)
+    yield Finding("log", "ok", f"{report.events} events in {report.streams} streams")
+    for problem in report.problems:
+        yield Finding("log", "wrong", problem)
+    for stream, problem in (await audit(journal)).broken.items():
+        yield Finding("chain", "wrong", f"{stream}: {problem}")
+    waiting = [row async for row in check.rows(journal, JobFilter(open=True))]
+    yield Finding("jobs", "ok", f"{len(waiting)} open")
+    owners = {one.name for one in live} | {lease.name for lease in leases if lease.left_s > 0}
+    if stranded := [row.id for row in waiting if row.owner not in owners and (row.owner or not owners)]:
+        yield _stranded(stranded, owners)
+    for stream in await journal.purging():
+        job = stream.removeprefix("job/")
+        yield Finding("purge", "wrong", f"that of {stream} was cut off: engine-admin jobs purge {job}")
+
+
+def _lease(lease: EngineRow) -> Finding:
+    where = f"{lease.name} at {lease.url or 'no URL'}"
+    if lease.left_s > 0:
+        return Finding("lease", "ok", f"{where} has {lease.left_s:.1f} s left")
+    return Finding("lease", "note", f"{where} ran out {-lease.left_s:.1f} s ago: its jobs are anyone's")
+
+
+def _stranded(jobs: Sequence[str], owners: Collection[str]) -> Finding:
+    """Not wrong: this is how a store without an engine is, and what one with an engine mends at once."""
+    named = ", ".join(jobs[:NAMED]) + (", …" if len(jobs) > NAMED else "")
+    remedy = "a live engine takes them over" if owners else "start an engine"
+    return Finding("stranded", "note", f"{len(jobs)} open jobs have no live owner: {named} ({remedy})")
+
+
+def _clock(settings: Settings, clock: Clock) -> Finding:
+    """Leases run by the database's clock alone; the times in events and of filters are those of hosts."""
+    before = clock.now()
+    there = database_time(settings.store_url)
+    skew = there - (before + clock.now()) / 2
+    level: Level = "ok" if abs(skew) < SKEW_S else "note"
+    return Finding("clock", level, f"the database's clock is {skew:+.3f} s off this host's")
 
 
 def _sqlite() -> Finding:
@@ -88,11 +137,8 @@ def _disk(data: Path, monotonic: Callable[[], float], probes: int = 20) -> Findi
     return Finding("disk", "ok", f"4 KiB and fdatasync take {median(times) * 1000:.2f} ms (median of {probes})")
 
 
-def _engine(settings: Settings) -> Finding:
-    there = running_engine(settings)
-    return Finding("engine", "ok", f"pid {there.pid} serves {there.url}" if there else "none serves this folder")
-
-
-def _schema(settings: Settings) -> list[Finding]:
+def _schema(settings: Settings) -> Finding:
     store, code = revisions(settings.store_url)
-    return [Finding("schema", "ok", f"revision {store or 'none yet'}, this code is written for {code}")]
+    takes = requirement(settings.store_url)
+    oldest = f", takes engines from {takes} on" if takes is not None else ""
+    return Finding("schema", "ok", f"revision {store or 'none yet'}{oldest}; this code is written for {code}")

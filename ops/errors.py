@@ -2,6 +2,7 @@
 OpsError
  - BadSettings    a flag, variable or file entry that cannot be; names it and the remedy
  - NoEngine       a command needs a running engine and there is none
+ - Refused        an engine that said no; `kind` is its word for why
  - JobEnded       a job that was waited for did not complete
 """
 
@@ -18,6 +19,12 @@ class BadSettings(OpsError):
 
 class NoEngine(OpsError):
     pass
+
+
+class Refused(OpsError):
+    def __init__(self, message: str, kind: str | None) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class JobEnded(OpsError):

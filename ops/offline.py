@@ -1,18 +1,26 @@
-"""What an operator may do to a store while no engine runs: the same engine code, with no worker to run anything."""
+"""What an operator may do to a store while no engine runs: the engine's own code and its door, with no worker."""
 
+import os
 import random
-from collections.abc import Sequence
+import secrets
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
+import httpx
 
+from api.app import build_app
 from cards import registry
 from cards.wire import EngineMessage
-from engine.cancel import Outcome
 from engine.client import Client
-from engine.clock import WallClock
+from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
 from engine.link import Arrived
+from ops.remote import Remote
+from ops.serve import new_id
 from ops.settings import Settings
+from ops.version import VERSION
 from store.blobs import open_blobs
 from store.open import open_journal
 
@@ -28,8 +36,12 @@ class NoWorkers:
         raise AssertionError("slept for ever")
 
 
-async def cancel_offline(settings: Settings, job: str) -> Outcome:
-    """Raises JobNotFound, StoreLocked."""
+@asynccontextmanager
+async def offline(settings: Settings) -> AsyncIterator[Remote]:
+    """An engine in this process that claims nothing and runs nothing, behind the door that all engines have.
+
+    Raises StoreLocked if an engine holds the store after all.
+    """
     clock = WallClock()
     async with open_journal(settings.store_url, writable=False):
         pass  # there is a store: the next line would make one
@@ -39,12 +51,33 @@ async def cancel_offline(settings: Settings, job: str) -> Outcome:
             link=NoWorkers(),
             registry=registry.load(settings.families),
             clock=clock,
-            settings=EngineSettings(name="engine-admin"),
+            settings=EngineSettings(name=f"engine-admin-{socket.gethostname()}-{os.getpid()}"),
         )
-        client = Client(engine, journal, open_blobs(settings.blobs_url), clock, ids=str, chance=random.Random())
-        await client.job(job)
+        blobs = open_blobs(settings.blobs_url)
+        client = Client(
+            engine,
+            journal,
+            blobs,
+            clock,
+            ids=new_id,
+            chance=random.SystemRandom(),
+            retention=settings.retention,
+        )
+        app = build_app(client, version=VERSION, clock=clock, ids=lambda: secrets.token_hex(8))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.ledger.tell)
-            outcome = await client.cancel(job)
+            if journal.shared:  # what is written is written under a lease
+                await engine.renew()
+                tasks.start_soon(_keep_lease, engine, clock)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here") as http:
+                try:
+                    yield Remote(http)
+                finally:
+                    await engine.lease.end()
             tasks.cancel_scope.cancel()
-        return outcome
+
+
+async def _keep_lease(engine: Engine, clock: Clock) -> None:
+    while True:
+        await clock.sleep(engine.lease.pause_s)
+        await engine.renew()

@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import msgspec
 
-from ops.errors import NoEngine, OpsError
+from ops.errors import NoEngine, OpsError, Refused
 
 JobObject = dict[str, Any]
 """A job as the API shows it."""
@@ -40,6 +41,27 @@ class Remote:
 
     async def cancel(self, job: str) -> JobObject:
         return await self._json("POST", f"/v1/jobs/{job}/cancel")
+
+    async def act(self, job: str, verb: str, **body: Any) -> JobObject:
+        """What was asked to be done to a job, and what came of it."""
+        return await self._json("POST", f"/v1/jobs/{job}/{verb}", **({"json": body} if body else {}))
+
+    async def purge(self, job: str) -> None:
+        await self._ask("DELETE", f"/v1/jobs/{job}")
+
+    async def take_in(self, bundle: Path) -> JobObject:
+        headers = {"Content-Type": "application/x-tar"}
+        return await self._json("POST", "/v1/bundles", content=_chunks(bundle), headers=headers, timeout=None)
+
+    async def collect(self, *, dry_run: bool) -> JobObject:
+        return await self._json("POST", "/v1/gc", json={"dry_run": dry_run}, timeout=None)
+
+    async def workers(self) -> list[JobObject]:
+        data: list[JobObject] = (await self._json("GET", "/v1/workers"))["data"]
+        return data
+
+    async def dismiss(self, worker: str, how: str, **body: Any) -> JobObject:
+        return await self._json("POST", f"/v1/workers/{worker}/{how}", **({"json": body} if body else {}))
 
     async def artifact(self, job: str, name: str) -> bytes:
         return (await self._ask("GET", f"/v1/jobs/{job}/artifacts/{name}")).content
@@ -78,8 +100,14 @@ class Remote:
         except httpx.TransportError as error:
             raise NoEngine(f"no engine answers at {self._http.base_url}: {error}") from error
         if response.is_error:
-            raise OpsError(_message(response))
+            raise Refused(_message(response), _kind(response))
         return response
+
+
+async def _chunks(file: Path) -> AsyncIterator[bytes]:
+    async with await anyio.open_file(file, "rb") as opened:
+        while chunk := await opened.read(1 << 20):
+            yield chunk
 
 
 @asynccontextmanager
@@ -101,6 +129,13 @@ async def _events(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     async for line in stream.aiter_lines():
         if line.startswith("data:"):
             yield msgspec.json.decode(line.removeprefix("data:"))
+
+
+def _kind(response: httpx.Response) -> str | None:
+    try:
+        return str(response.json()["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _message(response: httpx.Response) -> str:

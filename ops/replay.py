@@ -1,6 +1,7 @@
 """`engine-admin replay verify`: a job's log executed again in this process, on a device of its own."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio.to_thread
 
@@ -9,36 +10,60 @@ from cards.family import Family
 from cards.wire import StepResult, WorkUnit
 from engine import events as facts
 from engine.actor import replay, stream
+from engine.bundle import take_in
 from engine.check import history
 from engine.contents import Contents
 from engine.errors import JobNotFound
 from engine.events import JobEvent
 from engine.job import Job
-from engine.replay import Verdict, verify
+from engine.replay import Difference, Verdict, diff, verify
 from ops.blobs import WorkerBlobs
 from ops.settings import Settings
-from store.blobs import MemoryBlobs, open_blobs
+from store.blobs import Blobs, MemoryBlobs, open_blobs
 from store.journal import Journal
+from store.memory import MemoryJournal
 from store.open import open_journal
 from workers.execute import Executor, load_models
 
+Progress = Callable[[str, int], None]
+
 
 async def verify_job(
-    settings: Settings, job_id: str, progress: Callable[[str, int], None]
+    settings: Settings, job_id: str, progress: Progress, *, from_step: int = 0
 ) -> tuple[Verdict, list[str]]:
     """The verdict, and what differs between then and now that may explain one. Raises JobNotFound, UnknownModel."""
-    families = registry.load(settings.families)
     async with open_journal(settings.store_url, writable=False) as journal:
-        log = await _log(journal, job_id)
-        job = replay(log)
-        family = registry.find(families, job.model.name)
-        executor = Executor(load_models({job.model.name: family}), WorkerBlobs(MemoryBlobs()), stores=False)
+        return await _verify(settings, journal, open_blobs(settings.blobs_url), job_id, progress, from_step)
 
-        async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:
-            return (await anyio.to_thread.run_sync(executor.run, unit, frames)).result
 
-        verdict = await verify(log, family, execute, Contents(journal, open_blobs(settings.blobs_url)), progress)
-        return verdict, _changes(job, family)
+async def verify_bundle(
+    settings: Settings, file: Path, progress: Progress, *, from_step: int = 0
+) -> tuple[Verdict, list[str]]:
+    """The same of an exported job, in no store. Raises BadBundle, UnknownModel."""
+    journal, blobs = MemoryJournal(), MemoryBlobs()
+    job = await take_in(journal, blobs, file, at=0.0)
+    return await _verify(settings, journal, blobs, job.id, progress, from_step)
+
+
+async def _verify(
+    settings: Settings, journal: Journal, blobs: Blobs, job_id: str, progress: Progress, from_step: int
+) -> tuple[Verdict, list[str]]:
+    log = await _log(journal, job_id)
+    job = replay(log)
+    family = registry.find(registry.load(settings.families), job.model.name)
+    executor = Executor(load_models({job.model.name: family}), WorkerBlobs(MemoryBlobs()), stores=False)
+
+    async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:
+        return (await anyio.to_thread.run_sync(executor.run, unit, frames)).result
+
+    verdict = await verify(log, family, execute, Contents(journal, blobs), progress, from_step=from_step)
+    return verdict, _changes(job, family)
+
+
+async def diff_jobs(settings: Settings, ours: str, theirs: str) -> Difference | None:
+    """Raises JobNotFound."""
+    async with open_journal(settings.store_url, writable=False) as journal:
+        return diff(await _log(journal, ours), await _log(journal, theirs))
 
 
 async def _log(journal: Journal, job_id: str) -> list[JobEvent]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -22,6 +23,7 @@ from cards import registry
 from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
+from engine.collect import keep_collecting
 from engine.engine import Engine, EngineSettings
 from engine.link import ZmqLink, listen
 from engine.supervisor import Process, Supervisor
@@ -67,8 +69,9 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     families = registry.load(settings.families)
     clock = WallClock()
     with _listening(settings) as http:
-        _make(settings.data)
-        async with open_journal(settings.store_url) as journal, _link(settings) as link:
+        make_folder(settings.data)
+        opened = open_journal(settings.store_url, durability=settings.durability)
+        async with opened as journal, _link(settings) as link:
             blobs = open_blobs(settings.blobs_url)
             command = worker.command(worker.settings_of(settings, link.address, os.getpid()), settings.blobs_url)
 
@@ -102,12 +105,22 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 kill=kill,
             )
             client = Client(
-                engine, journal, blobs, clock, ids=new_id, chance=random.SystemRandom(), stall_s=settings.stall_s
+                engine,
+                journal,
+                blobs,
+                clock,
+                ids=new_id,
+                chance=random.SystemRandom(),
+                stall_s=settings.stall_s,
+                retention=settings.retention,
             )
             server = _http_server(client, clock)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.run)
                 tasks.start_soon(engine.run)
+                if settings.gc_every_s:
+                    forget = functools.partial(client.collect, dry_run=False)
+                    tasks.start_soon(keep_collecting, forget, engine.is_first, clock, settings.gc_every_s)
                 async with anyio.create_task_group() as web:
                     web.start_soon(server.serve, [http])
                     with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
@@ -155,7 +168,7 @@ def _private_address(data: Path) -> str | None:
     return f"ipc://{path}" if len(path.encode()) < 100 else None
 
 
-def _make(data: Path) -> None:
+def make_folder(data: Path) -> None:
     try:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from cards.registry import DEFAULT_FAMILIES
+from engine.collect import Retention
 from ops.errors import BadSettings
+from store.database import Durability
 
 PREFIX = "KEYFRAME_"
 
@@ -29,6 +31,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Store URL; a SQLite file in the data folder if left out."""
     blobs: str | None = None
     """Where large tensors and artifacts lie: a folder, or s3://bucket/prefix; in the data folder if left out."""
+    durability: Durability = "power"
+    """What an acknowledged append survives: a power cut, or with "process" only the end of the engine's process."""
     host: str = "127.0.0.1"
     port: Port = 8000
     """0 takes a free one."""
@@ -55,8 +59,32 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stall_s: Seconds = 120.0
     grace_s: Seconds = 30.0
     """How long running steps may take to end when the engine is told to stop."""
+    gc_every_s: Annotated[float, Meta(ge=0)] = 3600.0
+    """How often an engine forgets what is old and what nothing names; 0 leaves it to `engine-admin gc run`."""
+    gc_grace_s: Annotated[float, Meta(ge=60)] = 3600.0
+    """Bytes that nothing names stay for this long: longer than any step takes from storing to telling."""
+    keep_steps: Annotated[int, Meta(ge=1)] = 2
+    """The last steps of each job that can be forked from, besides every `keep_every`-th."""
+    keep_every: Annotated[int, Meta(ge=0)] = 10
+    keep_steps_s: Annotated[float, Meta(ge=0)] = 86_400.0
+    """How long after a job's end its steps stay. Artifacts and digests stay with the job."""
+    purge_after_s: Annotated[float, Meta(gt=0)] | None = None
+    """Finished jobs are forgotten this long after their end; left out, they stay."""
+    purge_over: Annotated[int, Meta(ge=0)] | None = None
+    """The oldest of more finished jobs than these are forgotten."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(
+            steps_last=self.keep_steps,
+            steps_every=self.keep_every,
+            steps_s=self.keep_steps_s,
+            purge_s=self.purge_after_s,
+            purge_over=self.purge_over,
+            grace_s=self.gc_grace_s,
+        )
 
     @property
     def store_url(self) -> str:

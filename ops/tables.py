@@ -42,3 +42,16 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def show_line(facts: dict[str, Any], *, as_json: bool) -> None:
+    """One of many that come one by one; for programs as JSON lines."""
+    if as_json:
+        print(msgspec.json.encode(facts).decode(), flush=True)
+    else:
+        print("  ".join(_cell(value) for value in facts.values()), flush=True)
+
+
+def note(text: str) -> None:
+    """For people, and not part of what was asked for."""
+    print(text, file=sys.stderr)

@@ -22,18 +22,40 @@ def link(previous: bytes, stream: str, version: int, epoch: int, type: str, at: 
     return blake3(b"".join((previous, _NUMBERS(version, epoch, at), lengths, name, tag, body))).digest()
 
 
+class Chain:
+    """A stream's chain, followed event by event in the order of their positions, up to where it breaks."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._tip = b""
+        self._broken: str | None = None
+
+    def follow(self, event: Event) -> None:
+        if self._broken is not None:
+            return
+        version = self._version
+        expected = link(self._tip, event.stream, event.version, event.epoch, event.type, event.at, event.body)
+        if event.version != version + 1:
+            self._broken = f"event {version + 1} is missing or out of order: {event.version} stands in its place"
+        elif event.hash != expected:
+            what = f"event {event.version} ({event.type})"
+            self._broken = f"{what} is not what was written, or not what followed event {version}"
+        self._version, self._tip = event.version, event.hash
+
+    def broken(self, head: Loaded | None) -> str | None:
+        """What is wrong with a stream that ends here, in words, or None."""
+        if self._broken is not None:
+            return self._broken
+        if head is None:
+            return "has no head"
+        if head.version != self._version:
+            return f"ends at event {self._version}, its head says {head.version}"
+        return None if head.hash == self._tip else "the head does not carry the hash of the last event"
+
+
 def broken(events: Iterable[Event], head: Loaded | None) -> str | None:
     """What is wrong with a whole stream, in words, or None. `events` are in the order of their positions."""
-    previous, version = b"", 0
+    chain = Chain()
     for event in events:
-        if event.version != version + 1:
-            return f"event {version + 1} is missing or out of order: {event.version} stands in its place"
-        expected = link(previous, event.stream, event.version, event.epoch, event.type, event.at, event.body)
-        if event.hash != expected:
-            return f"event {event.version} ({event.type}) is not what was written, or not what followed event {version}"
-        previous, version = event.hash, event.version
-    if head is None:
-        return "has no head"
-    if head.version != version:
-        return f"ends at event {version}, its head says {head.version}"
-    return None if head.hash == previous else "the head does not carry the hash of the last event"
+        chain.follow(event)
+    return chain.broken(head)

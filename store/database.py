@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -10,6 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from store.bell import Bell
 from store.errors import StoreError
 from store.journal import Append, Appended
+
+Durability = Literal["power", "process"]
+"""What an acknowledged append survives."""
 
 
 class Database(Protocol):
@@ -37,6 +40,10 @@ class Database(Protocol):
 
     def inspection(self) -> Engine:
         """For a look that changes nothing, beside a live engine too."""
+        ...
+
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """A connection that reads the store as it is at one moment, for as long as it is entered."""
         ...
 
     def bell(self) -> Bell | None:

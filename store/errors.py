@@ -9,6 +9,9 @@ StoreError
  - StoreLocked        another engine holds this store
  - SchemaMismatch     the store's schema is older or newer than this code
  - BadStoreUrl        a URL that names no store
+ - BadQuestion        a statement that is not one question, or takes too long
+ - StoreNotEmpty      what is to be filled has something in it
+ - DamagedDump        what is to fill a store is not what was once in one
 """
 
 
@@ -64,3 +67,15 @@ class SchemaMismatch(StoreError):
 
 class BadStoreUrl(StoreError):
     """The message names the URL and the forms that are taken."""
+
+
+class BadQuestion(StoreError):
+    """The message is the database's own, or says what would be taken."""
+
+
+class StoreNotEmpty(StoreError):
+    """The message says what is there."""
+
+
+class DamagedDump(StoreError):
+    """The message names the first thing that is not sound."""

@@ -15,6 +15,8 @@ from store.rows import answers, blob_row, checkpoint_rows, event_rows, head_rows
 
 FIND_HEADS = "SELECT stream, version, epoch, hash FROM streams WHERE stream {one_of}"
 
+NEWEST = "SELECT coalesce(max(position), 0) FROM events"
+
 FIND_KEYS = "SELECT key, stream, fingerprint FROM idempotency WHERE key {one_of}"
 
 FIND_LEASES = "SELECT name FROM engines WHERE expires_at > {now} AND name {one_of}"
@@ -65,10 +67,14 @@ def write_group(connection: Connection, appends: Sequence[Append]) -> list[Appen
         return [next(written) if isinstance(verdict, Admitted) else verdict for verdict in verdicts]
 
 
-def replace_jobs(connection: Connection, rows: Sequence[JobRow]) -> None:
-    connection.exec_driver_sql("DELETE FROM jobs")
+def replace_jobs(connection: Connection, rows: Sequence[JobRow], at: int | None = None) -> bool:
+    """With `at` only if nothing was appended after that position."""
     with driver_of(connection) as driver:
+        if at is not None and driver.ask(NEWEST, {})[0][0] != at:
+            return False
+        driver.change("DELETE FROM jobs")
         driver.write(SAVE_JOBS, [job_row(row) for row in rows])
+    return True
 
 
 def find_heads(driver: Driver, streams: set[str]) -> dict[str, Head]:

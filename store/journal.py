@@ -67,6 +67,7 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     prefix: str | None = None
     submitted_before: float | None = None
     updated_before: float | None = None
+    updated_after: float | None = None
     attempts_from: int | None = None
     metadata: dict[str, str] = {}
 
@@ -178,6 +179,7 @@ class News(Struct, frozen=True):
 
     stream: str
     type: str
+    epoch: int
 
 
 class Journal(Protocol):
@@ -225,8 +227,11 @@ class Journal(Protocol):
         """The stream and the fingerprint that an idempotency key stands for."""
         ...
 
-    async def replace_rows(self, rows: Sequence[JobRow]) -> None:
-        """Drop the read model and write these rows instead, in one transaction."""
+    async def replace_rows(self, rows: Sequence[JobRow], *, at: int | None = None) -> bool:
+        """Drop the read model and write these rows instead, in one transaction.
+
+        With `at` only if the newest event is still at that position: else False, and nothing has changed.
+        """
         ...
 
     def news(self) -> AsyncGenerator[Sequence[News], None]:
@@ -269,6 +274,10 @@ class Journal(Protocol):
 
     async def inline_blobs(self, *, after: str = "", limit: int = 1000) -> list[InlineBlob]:
         """In the order of their digests, `after` exclusive."""
+        ...
+
+    async def keep_blobs(self, digests: Sequence[str]) -> set[str]:
+        """Those of them that are inline: as if an append had brought them just now."""
         ...
 
     async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:

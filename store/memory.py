@@ -79,8 +79,11 @@ class MemoryJournal:
         taken = self._admission.keys.get(key)
         return (taken.stream, taken.fingerprint) if taken else None
 
-    async def replace_rows(self, rows: Sequence[JobRow]) -> None:
-        self._rows = {row.id: row for row in rows}
+    async def replace_rows(self, rows: Sequence[JobRow], *, at: int | None = None) -> bool:
+        if at in (None, self._position):
+            self._rows = {row.id: row for row in rows}
+            return True
+        return False
 
     async def news(self) -> AsyncGenerator[Sequence[News], None]:
         seen = self._position
@@ -92,7 +95,7 @@ class MemoryJournal:
                 written.clear()
                 events = _after(self._log, seen, len(self._log))
                 seen = self._position
-                yield [News(event.stream, event.type) for event in events]
+                yield [News(event.stream, event.type, event.epoch) for event in events]
         finally:
             self._listeners.discard(written)
 
@@ -142,6 +145,11 @@ class MemoryJournal:
         digests = [digest for digest in sorted(self._blobs) if digest > after][:limit]
         found = [(digest, *self._blobs[digest]) for digest in digests]
         return [InlineBlob(digest, len(data), self._now() - seen_at) for digest, data, seen_at in found]
+
+    async def keep_blobs(self, digests: Sequence[str]) -> set[str]:
+        kept = {digest for digest in digests if digest in self._blobs}
+        self._blobs |= {digest: (self._blobs[digest][0], self._now()) for digest in kept}
+        return kept
 
     async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:
         old = [digest for digest in digests if digest in self._blobs and self._blobs[digest][1] < self._now() - grace_s]
@@ -222,6 +230,7 @@ def _matches(row: JobRow, where: JobFilter) -> bool:
         and row.id.startswith(where.prefix or "")
         and (where.submitted_before is None or row.submitted_at < where.submitted_before)
         and (where.updated_before is None or row.updated_at < where.updated_before)
+        and (where.updated_after is None or row.updated_at > where.updated_after)
         and (where.attempts_from is None or row.attempts >= where.attempts_from)
         and where.metadata.items() <= row.metadata.items()
     )

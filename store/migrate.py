@@ -18,6 +18,13 @@ def revision(connection: Connection) -> str | None:
     return connection.scalar(select(VERSIONS.c.version_num))
 
 
+def required(connection: Connection) -> str | None:
+    """The oldest revision whose code may work on the store; None for a store from before it was said."""
+    if not inspect(connection).has_table(compatibility.name):
+        return None
+    return connection.scalar(select(compatibility.c.requires))
+
+
 def make_or_require_schema(connection: Connection) -> None:
     """Raises SchemaMismatch."""
     if revision(connection) is None:

@@ -11,11 +11,12 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from store.database import Database
+from store.database import Database, Durability
+from store.driver import DIALECTS
 from store.errors import BadStoreUrl
 from store.journal import Journal
 from store.memory import MemoryJournal
-from store.migrate import make_or_require_schema, migrate, require_schema, revision
+from store.migrate import make_or_require_schema, migrate, require_schema, required, revision
 from store.postgres import Postgres
 from store.schema import REVISION
 from store.session import Session, unavailable_when_refused
@@ -29,8 +30,10 @@ FORMS = f"sqlite:///PATH, postgresql://USER@HOST/DATABASE or {MEMORY}"
 
 
 @asynccontextmanager
-async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Journal]:
+async def open_journal(url: str, *, writable: bool = True, durability: Durability = "power") -> AsyncIterator[Journal]:
     """A journal for as long as it is entered; an empty store gets its tables first.
+
+    What is acknowledged survives a power cut; with the weaker `durability="process"` only the end of the process.
 
     One engine at a time may write to SQLite, any number to PostgreSQL. With `writable=False` the store is read beside a
     live engine, and appends raise StoreUnavailable. Raises BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable.
@@ -38,7 +41,7 @@ async def open_journal(url: str, *, writable: bool = True) -> AsyncIterator[Jour
     if url == MEMORY:
         yield MemoryJournal()
         return
-    database = database_at(url)
+    database = database_at(url, durability)
     async with AsyncExitStack() as stack:
         session = Session(database)
         bell = database.bell() if writable else None
@@ -77,7 +80,20 @@ def revisions(url: str) -> tuple[str | None, str]:
         return revision(connection), REVISION
 
 
-def database_at(url: str) -> Database:
+def requirement(url: str) -> str | None:
+    """The oldest revision whose code may work on the store; None if it does not say."""
+    with unavailable_when_refused(), database_at(url).inspection().connect() as connection:
+        return required(connection)
+
+
+def database_time(url: str) -> float:
+    """What the database's clock says, in seconds since 1970."""
+    with unavailable_when_refused(), database_at(url).inspection().connect() as connection:
+        now: float = connection.exec_driver_sql(f"SELECT {DIALECTS[connection.dialect.name].now}").scalar_one()
+        return now
+
+
+def database_at(url: str, durability: Durability = "power") -> Database:
     """Raises BadStoreUrl."""
     try:
         parsed = make_url(url)
@@ -85,9 +101,9 @@ def database_at(url: str) -> Database:
         raise BadStoreUrl(f"{url!r} names no store: write {FORMS}") from error
     match parsed.drivername:
         case "sqlite" if parsed.database:
-            return Sqlite(Path(parsed.database).absolute())
+            return Sqlite(Path(parsed.database).absolute(), durability)
         case "postgresql" if parsed.database:
-            return Postgres(parsed)
+            return Postgres(parsed, durability)
     raise BadStoreUrl(f"{parsed.render_as_string()} names no store: write {FORMS}")
 
 

@@ -2,8 +2,8 @@
 
 import os
 import socket
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import psycopg
 from sqlalchemy import (
@@ -20,6 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from store.bell import Bell
+from store.database import Durability
 from store.errors import StoreError
 from store.journal import Append, Appended
 from store.pg_group import WRITE_LOCK, GroupWriter, prepare
@@ -31,7 +32,8 @@ class Postgres:
     exclusive = False
     size: ColumnElement[int] = literal_column("pg_database_size(current_database())", BigInteger)
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, durability: Durability = "power") -> None:
+        self._synchronous = {"power": "on", "process": "off"}[durability]
         self.url = url.set(drivername="postgresql+psycopg")
         self._groups = GroupWriter()
 
@@ -44,7 +46,7 @@ class Postgres:
         connection = engine.connect()
         try:
             with connection.begin():
-                connection.exec_driver_sql("SET SESSION synchronous_commit = on")
+                connection.exec_driver_sql(f"SET SESSION synchronous_commit = {self._synchronous}")
             prepare(_driver(connection))
         except BaseException:
             connection.close()
@@ -67,6 +69,18 @@ class Postgres:
         engine = create_engine(self.url, poolclass=NullPool, connect_args=PATIENCE)
         event.listen(engine, "begin", _read_only)
         return engine
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        engine = create_engine(
+            self.url,
+            poolclass=NullPool,
+            connect_args=PATIENCE,
+            isolation_level="REPEATABLE READ",
+            execution_options={"postgresql_readonly": True},
+        )
+        with engine.connect() as connection:
+            yield connection
 
     def bell(self) -> Bell:
         return Bell(self.url)

@@ -126,7 +126,7 @@ def purging() -> Question:
 def appended_to(after: int, limit: int) -> Question:
     """What the newest events are, but for their bodies."""
     return (
-        select(events.c.position, events.c.stream, events.c.type)
+        select(events.c.position, events.c.stream, events.c.type, events.c.epoch)
         .where(events.c.position > after)
         .order_by(events.c.position)
         .limit(limit)
@@ -175,6 +175,8 @@ def _conditions(where: JobFilter) -> Iterator[ColumnElement[bool]]:
         yield jobs.c.submitted_at < where.submitted_before
     if where.updated_before is not None:
         yield jobs.c.updated_at < where.updated_before
+    if where.updated_after is not None:
+        yield jobs.c.updated_at > where.updated_after
     if where.attempts_from is not None:
         yield jobs.c.attempts >= where.attempts_from
     for key, value in where.metadata.items():

@@ -85,8 +85,8 @@ class SqlJournal:
             return stream, fingerprint
         return None
 
-    async def replace_rows(self, rows: Sequence[JobRow]) -> None:
-        await self._writer.alone(lambda connection: replace_jobs(connection, rows))
+    async def replace_rows(self, rows: Sequence[JobRow], *, at: int | None = None) -> bool:
+        return await self._writer.alone(lambda connection: replace_jobs(connection, rows, at))
 
     def statistics(self) -> WriterStatistics:
         return self._writer.statistics()
@@ -104,7 +104,7 @@ class SqlJournal:
             await self._bell.wait()
             while rows := await self._ask(reads.appended_to(after, NEWS_AT_ONCE)):
                 after = rows[-1].position
-                yield [News(stream, type) for _, stream, type in rows]
+                yield [News(*row[1:]) for row in rows]
 
     # -- engines ------------------------------------------------------------------------------------------------
 
@@ -138,6 +138,12 @@ class SqlJournal:
 
     async def inline_blobs(self, *, after: str = "", limit: int = 1000) -> list[InlineBlob]:
         return [InlineBlob(*row) for row in await self._ask(reads.inline_listing(self._now, after, limit))]
+
+    async def keep_blobs(self, digests: Sequence[str]) -> set[str]:
+        kept: set[str] = set()
+        for some in _batches(digests):
+            kept |= await self._writer.alone(partial(upkeep.keep_blobs, digests=some))
+        return kept
 
     async def drop_blobs(self, digests: Sequence[str], *, grace_s: float) -> int:
         dropped = 0

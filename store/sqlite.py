@@ -1,8 +1,9 @@
 """A store in one SQLite file: a write-ahead log that only the writer moves into the file."""
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from store.database import Durability
 from store.errors import StoreError, StoreUnavailable
 from store.group import write_group
 from store.journal import Append, Appended
@@ -42,7 +44,8 @@ class Sqlite:
         "(SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)", BigInteger
     )
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, durability: Durability = "power") -> None:
+        self._synchronous = {"power": "FULL", "process": "OFF"}[durability]
         self._path = path.resolve()  # by whatever link it is reached, it is one store
         self._wal_bytes = 0
 
@@ -53,7 +56,7 @@ class Sqlite:
         engine = create_engine(
             self._url("sqlite"), poolclass=NullPool, paramstyle="named", connect_args={"check_same_thread": False}
         )
-        event.listen(engine, "connect", _set_up_writer)
+        event.listen(engine, "connect", partial(_set_up_writer, synchronous=self._synchronous))
         event.listen(engine, "begin", _begin_immediate)
         return engine.connect()
 
@@ -75,6 +78,12 @@ class Sqlite:
         event.listen(engine, "connect", _set_up_reader)
         return engine
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        with self.inspection().connect() as connection:
+            connection.exec_driver_sql("BEGIN")  # sqlite3 begins none for reads
+            yield connection
+
     def bell(self) -> None:
         return None
 
@@ -92,11 +101,11 @@ class Sqlite:
         return URL.create(driver, database=str(self._path))
 
 
-def _set_up_writer(connection: sqlite3.Connection, _record: Any) -> None:
+def _set_up_writer(connection: sqlite3.Connection, _record: Any, synchronous: str) -> None:
     connection.isolation_level = None  # sqlite3 would begin late, as a reader, and then fail to become a writer
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
 
 

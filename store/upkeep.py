@@ -31,6 +31,10 @@ END_LEASE = "DELETE FROM engines WHERE name = :name"
 
 END_OTHER_LEASES = "DELETE FROM engines WHERE name <> :name"
 
+KEEP_BLOBS = "UPDATE blobs SET seen_at = {now} WHERE digest {one_of}"
+
+FIND_BLOBS = "SELECT digest FROM blobs WHERE digest {one_of}"
+
 DROP_BLOBS = "DELETE FROM blobs WHERE seen_at < {now} - :grace_s AND digest {one_of}"
 
 
@@ -84,6 +88,12 @@ def go_on_purging(connection: Connection, stream: str) -> bool:
         return True
     connection.execute(delete(streams).where(streams.c.stream == stream, streams.c.version == GONE))
     return False
+
+
+def keep_blobs(connection: Connection, digests: Sequence[str]) -> set[str]:
+    with driver_of(connection) as driver:
+        driver.change_those(KEEP_BLOBS, digests)
+        return {digest for (digest,) in driver.find(FIND_BLOBS, digests)}
 
 
 def drop_blobs(connection: Connection, digests: Sequence[str], grace_s: float) -> int:

@@ -24,6 +24,10 @@ from store.session import Session
 GROUP_APPENDS = 256
 GROUP_BYTES = 4 * 1024 * 1024
 
+QUEUE_APPENDS = 8192
+QUEUE_BYTES = 256 * 1024 * 1024
+"""With more than this waiting for a slow disk callers are told to come again: memory only hides that it is slow."""
+
 
 T = TypeVar("T")
 
@@ -43,8 +47,8 @@ class Request(Struct, frozen=True):
 class Writer:
     """Appends are written in the order in which they were submitted.
 
-    Nothing is turned away: who awaits each append before the next has one in the queue at most. `written` is called,
-    on the event loop, after each group.
+    The queue is bounded; an append that finds it full is refused at once. `written` is called, on the event loop,
+    after each group.
     """
 
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop, written: Callable[[], None]) -> None:
@@ -53,6 +57,8 @@ class Writer:
         self._written = written
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal writer", daemon=True)
+        self._waiting = 0
+        self._waiting_bytes = 0
         self._groups = 0
         self._appends = 0
         self._running = False
@@ -72,10 +78,15 @@ class Writer:
 
     def submit(self, append: Append) -> asyncio.Future[Appended]:
         future: asyncio.Future[Appended] = self._loop.create_future()
-        if self._running:
-            self._queue.put(Request(append, _nbytes(append), future))
-        else:
+        request = Request(append, _nbytes(append), future)
+        if not self._running:
             future.set_exception(_not_running())
+        elif self._waiting >= QUEUE_APPENDS or self._waiting_bytes >= QUEUE_BYTES:
+            future.set_exception(StoreUnavailable(f"{self._waiting} appends wait for the disk already"))
+        else:
+            self._waiting += 1
+            self._waiting_bytes += request.nbytes
+            self._queue.put(request)
         return future
 
     async def alone(self, work: Callable[[Connection], T]) -> T:
@@ -85,7 +96,7 @@ class Writer:
         return await run_sync(self._session.transact, work)
 
     def statistics(self) -> WriterStatistics:
-        return WriterStatistics(groups=self._groups, appends=self._appends, queued=self._queue.qsize())
+        return WriterStatistics(groups=self._groups, appends=self._appends, queued=self._waiting)
 
     def _run(self) -> None:
         while group := self._next_group():
@@ -113,6 +124,8 @@ class Writer:
 
     def _tell(self, group: Sequence[Request], answers: Sequence[Answer]) -> None:
         for request, answer in zip(group, answers, strict=True):
+            self._waiting -= 1
+            self._waiting_bytes -= request.nbytes
             settle(request.future, answer)
         self._written()
 

@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards import registry
 from cards.family import Family
@@ -242,9 +243,9 @@ class SimWorker:
             case Release(job=job, epoch=epoch):
                 self.executor.resident.release(job)
                 tell(self.name, Released(job, epoch, command.dropped), ())
-            case Introduce():
+            case Introduce(number=number):
                 self.executor.resident.clear()
-                tell(self.name, self.hello(), ())
+                tell(self.name, replace(self.hello(), answers=number), ())
             case Shutdown():
                 tell(self.name, Goodbye("told to stop", clean=True), ())
                 self.dead = True

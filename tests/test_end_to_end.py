@@ -338,8 +338,6 @@ def test_a_job_survives_its_engine_on_postgresql(tmp_path: Path, new_database: C
     with engine(tmp_path, store=store) as running:
         job = running.submit("a count sleep=0.05 big=100000", steps=20)
         until(lambda: len(running.steps(job)) >= 4, "four steps")
-        second = run("engine", "serve", "--data", tmp_path / "other", "--store", store, "--port", 0)
-        assert (second.returncode, second.stderr.count("\n")) == (1, 1), second.stderr
 
     with engine(tmp_path, store=store) as running:
         assert running.ended(job)["status"] == "completed"
@@ -367,11 +365,11 @@ def test_an_operator_works_beside_a_live_engine_and_without_one(tmp_path: Path) 
         checked = run("engine-admin", "db", "check", data=tmp_path)
 
         assert {first, second} == {row["id"] for row in decode(listed)}
-        assert decode(cancelled)["outcome"] in ("cancelled", "cancelling")
+        assert decode(cancelled)[0]["outcome"] in ("cancelled", "cancelling")
         assert checked.returncode == 0, checked.stdout
 
     cancelled = run("engine-admin", "jobs", "cancel", second, "--json", data=tmp_path)
-    assert decode(cancelled)["outcome"] == "cancelled"
+    assert decode(cancelled)[0]["outcome"] == "cancelled"
     assert run("engine-admin", "jobs", "show", "job-nowhere", data=tmp_path).stderr == "error: no job 'job-nowhere'\n"
     assert decode(run("engine-admin", "jobs", "events", second, "--json", data=tmp_path))[-1]["type"] == "job_cancelled"
 

@@ -5,6 +5,7 @@ WorkerError
  - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
+ - OutOfDate           a unit of an epoch that another has followed here already
  - BrokenPromise       a step made other tensors than its plan said, or not the one that a unit behind it reads
  - FoldDiffers         what a step derived came out otherwise when it was made again
 """
@@ -32,6 +33,11 @@ class BlobsUnavailable(WorkerError):
 
 class BlobLost(WorkerError):
     """The message is the blob store's own."""
+
+
+class OutOfDate(WorkerError):
+    def __init__(self, job: str, epoch: int) -> None:
+        super().__init__(f"a unit of job {job} under epoch {epoch} came behind those of a later one")
 
 
 class BrokenPromise(WorkerError):

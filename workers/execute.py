@@ -64,6 +64,7 @@ class Executor:
         """An error of the step is an answer; only what breaks the process itself is raised."""
         began = perf_counter()
         try:
+            self.resident.follow(unit.id.job, unit.id.epoch)
             self.resident.admit(unit.id.job, unit.keep, dict(zip(unit.inline, frames, strict=True)))
             if unit.refolds:
                 self._refold(unit)

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from cards import codec
 from cards.wire import TensorRef, is_promised
-from workers.errors import BrokenPromise
+from workers.errors import BrokenPromise, OutOfDate
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,7 @@ class JobTensors(Struct):
 
     tensors: "dict[str, torch.Tensor]" = field(default_factory=dict)
     kept: dict[str, TensorRef] = field(default_factory=dict)
+    epoch: int = 0
     unstored: set[str] = field(default_factory=set)
     """Those that were derived here, and are nowhere else."""
 
@@ -51,6 +52,16 @@ class Resident:
         self._blobs = blobs
         self._jobs: dict[str, JobTensors] = {}
 
+    def follow(self, job: str, epoch: int) -> None:
+        """A unit under this epoch is to be run: one that comes late, from an engine that has lost the job, is not.
+
+        It would forget what the units of the new owner read. Raises OutOfDate.
+        """
+        held = self._jobs.setdefault(job, JobTensors())
+        if epoch < held.epoch:
+            raise OutOfDate(job, epoch)
+        held.epoch = epoch
+
     def admit(self, job: str, keep: Iterable[str], arrived: Mapping[str, bytes]) -> None:
         """Forget what the job no longer refers to and take in what came with the unit."""
         held = self._jobs.get(job, JobTensors())
@@ -58,7 +69,7 @@ class Resident:
         wanted = {*keep, *(ref.digest for ref in kept.values())}
         tensors = {digest: tensor for digest, tensor in held.tensors.items() if digest in wanted}
         tensors |= {digest: codec.decode(data) for digest, data in arrived.items()}
-        self._jobs[job] = JobTensors(tensors, kept, held.unstored & tensors.keys())
+        self._jobs[job] = JobTensors(tensors, kept, held.epoch, held.unstored & tensors.keys())
 
     def resolve(self, job: str, ref: TensorRef) -> TensorRef:
         """The tensor that a promise has become; any other reference stands for itself. Raises BrokenPromise."""

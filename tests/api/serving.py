@@ -39,9 +39,9 @@ def without_sockets(app: Starlette) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def served(app: Starlette) -> AsyncIterator[str]:
+async def served(app: Starlette, listener: socket.socket | None = None) -> AsyncIterator[str]:
     """The app behind a real server and real sockets. Gives its base URL."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+    with closing(listener or socket.create_server(("127.0.0.1", 0))) as listener:
         config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1, ws="none")
         server = uvicorn.Server(config)
         async with anyio.create_task_group() as tasks:

@@ -6,7 +6,7 @@ import pytest
 
 from tests import toy
 from tests.api.serving import HeldJournal, app_of, without_sockets
-from tests.sim import Running, World
+from tests.sim import Running, World, request
 
 TOY = {"model": "toy", "prompt": "a count", "steps": 3}
 
@@ -219,3 +219,31 @@ async def test_a_full_disk_accepts_nothing_and_the_same_key_works_later() -> Non
     assert "the disk is full" in refused.json()["error"]["message"]
     assert int(refused.headers["retry-after"]) > 0
     assert there == []
+
+
+async def test_a_job_is_forgotten_once_it_has_ended(running: Running, http: httpx.AsyncClient) -> None:
+    ended = await running.ended((await running.client.submit(request())).id)
+    running.workers[0].gate = anyio.Event()
+    going_on = await running.client.submit(request(seed=8))
+
+    assert (await http.delete(f"/v1/jobs/{ended.id}")).status_code == 204
+    refused = await http.delete(f"/v1/jobs/{going_on.id}")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_allowed")
+    assert refused.headers["x-should-retry"] == "false"
+    assert [row["id"] for row in (await http.get("/v1/jobs")).json()["data"]] == [going_on.id]
+    for answer in (await http.get(f"/v1/jobs/{ended.id}/events"), await http.delete(f"/v1/jobs/{ended.id}")):
+        assert answer.status_code == 404
+    running.workers[0].gate.set()
+
+
+async def test_the_key_of_a_forgotten_job_makes_a_new_one(running: Running, http: httpx.AsyncClient) -> None:
+    asked = {"model": "toy", "prompt": "a count", "seed": 7}
+    first, second = [await http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "key"}) for _ in range(2)]
+    assert first.json()["id"] == second.json()["id"]
+    await running.ended(first.json()["id"])
+
+    await http.delete(f"/v1/jobs/{first.json()['id']}")
+
+    again = await http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "key"})
+    assert again.json()["id"] != first.json()["id"]

@@ -298,5 +298,5 @@ async def test_the_document_says_which_bodies_may_be_left_out(http_idle: httpx.A
         if "requestBody" in told.get("post", {})
     }
 
-    assert {name for name, needed in required.items() if needed} == {"jobs", "fork", "rewind", "migrate"}
-    assert {name for name, needed in required.items() if not needed} == {*REASONED, "fence"}
+    assert {name for name, needed in required.items() if needed} == {"jobs", "fork", "rewind", "migrate", "moved"}
+    assert {name for name, needed in required.items() if not needed} == {*REASONED, "fence", "gc"}

@@ -565,6 +565,16 @@ async def test_the_list_can_be_replaced_as_a_whole(journal: Journal) -> None:
     assert await journal.jobs() == []
 
 
+async def test_the_list_is_not_replaced_once_something_newer_was_written(journal: Journal) -> None:
+    seen = await journal.append(write("a", 0, b"1", row=job("a")))
+    newer = await journal.append(write("a", 1, b"2"))
+
+    assert not await journal.replace_rows([job("b")], at=seen.position)
+    assert await journal.jobs() == [job("a")]
+    assert await journal.replace_rows([job("b")], at=newer.position)
+    assert await journal.jobs() == [job("b")]
+
+
 async def test_jobs_are_found_by_what_is_known_of_them(journal: Journal) -> None:
     await journal.append(write("a", 0, b"1", row=replace(job("abc", at=1), metadata={"user": "ada", "of": "x"})))
     await journal.append(write("b", 0, b"1", row=replace(job("abd", at=2), attempts=3, owner="e1")))
@@ -581,6 +591,7 @@ async def test_jobs_are_found_by_what_is_known_of_them(journal: Journal) -> None
     assert await found(owner="e1") == ["abd"]
     assert await found(submitted_before=3) == ["abd", "abc"]
     assert await found(updated_before=3, prefix="ab") == ["abc"]
+    assert await found(updated_after=2) == ["b", "abd"]
     assert (await journal.jobs(JobFilter(prefix="abc")))[0].metadata == {"user": "ada", "of": "x"}
 
 
@@ -750,6 +761,18 @@ async def test_inline_blobs_are_listed_and_dropped_but_for_those_that_just_came(
     assert await journal.drop_blobs([old.digest], grace_s=60) == 0
     assert await journal.drop_blobs([old.digest, "unknown"], grace_s=-60) == 1
     assert list(await journal.blobs([old.digest, new.digest])) == [new.digest]
+
+
+async def test_inline_blobs_that_are_kept_are_as_if_they_had_just_come(journal: Journal) -> None:
+    here = blob(b"here")
+    await journal.append(write("a", 0, b"1", blobs=(here,)))
+    [before] = await journal.inline_blobs()
+
+    assert await journal.keep_blobs([here.digest, "nowhere"]) == {here.digest}
+
+    [after] = await journal.inline_blobs()
+    assert after.age_s <= before.age_s + 1
+    assert await journal.keep_blobs([]) == set()
 
 
 async def test_a_store_is_counted(journal: Journal) -> None:

@@ -48,8 +48,8 @@ def commit_the_heads_before_the_events() -> None:
 def acknowledge_before_the_sync() -> None:
     real = sqlite._set_up_writer
 
-    def set_up(connection: sqlite3.Connection, record: Any) -> None:
-        real(connection, record)
+    def set_up(connection: sqlite3.Connection, record: Any, synchronous: str) -> None:
+        real(connection, record, synchronous)
         connection.execute("PRAGMA synchronous = OFF")
 
     sqlite._set_up_writer = set_up

@@ -137,9 +137,9 @@ class LiveJournal(MemoryJournal):
         self._loaded = True
         return await super().load(stream)
 
-    async def jobs(self, **wishes: Any) -> list[JobRow]:
+    async def jobs(self, *asked: Any, **wishes: Any) -> list[JobRow]:
         self._go_on()
-        rows = await super().jobs(**wishes)
+        rows = await super().jobs(*asked, **wishes)
         self._go_on()
         return rows
 

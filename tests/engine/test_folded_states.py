@@ -1,6 +1,8 @@
 """A loop whose state is a fold: little is stored, and whoever needs the rest makes it again, to the bit."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,8 +12,10 @@ from msgspec import UNSET, UnsetType
 from cards.family import Made
 from cards.request import RequestChanges
 from cards.wire import StepResult, WorkUnit
+from engine import bundle
 from engine.actor import Saved
 from engine.check import check
+from engine.collect import Retention, collect
 from engine.contents import Contents
 from engine.errors import TensorsGone
 from engine.events import JobEvent, JobRewound, StepCompleted
@@ -19,11 +23,12 @@ from engine.job import Job, State
 from engine.operate import Outcome
 from engine.replay import Verdict, verify
 from store.blobs import MemoryBlobs
+from store.errors import MissingBlob
 from store.memory import MemoryJournal
 from tests import folded
 from tests.engine.test_crash import crashed
 from tests.folded import Folded, count_fold
-from tests.sim import CrashingJournal, Running, World, digests, request
+from tests.sim import CrashingJournal, Running, SimClock, World, digests, request
 from workers.execute import Executor, load_models
 
 STEPS = 7
@@ -78,8 +83,12 @@ async def held(running: Running, units: int, prompt: str = SMALL) -> str:
 
 
 async def stored(world: World, refs: Mapping[str, Any]) -> set[str]:
-    missing = await Contents(world.journal, world.blobs).missing([ref.digest for ref in refs.values()])
-    return {name for name, ref in refs.items() if ref.digest not in missing}
+    contents, there = Contents(world.journal, world.blobs), set()
+    for name, ref in refs.items():
+        with suppress(MissingBlob):
+            await contents.get(ref.digest)
+            there.add(name)
+    return there
 
 
 # -- what is stored -------------------------------------------------------------------------------------------------
@@ -266,6 +275,58 @@ async def test_outputs_that_no_snapshot_holds_are_made_again_for_the_node_that_r
         again = await running.ended((await running.client.fork(job, 6)).id)
         assert again.artifacts == ended.artifacts
         assert len(running.workers[0].ran[0].refolds) == 2
+
+
+@pytest.mark.parametrize("units", range(1, ALL))
+async def test_a_job_that_is_moved_to_another_store_at_any_step_makes_the_same_bytes(
+    tmp_path: Path, units: int
+) -> None:
+    here, there = world(), world()
+    file = tmp_path / "job.tar"
+    async with here.engine() as running:
+        job = await held(running, units, LARGE)
+        await running.client.verbs.pause(job)
+        running.workers[0].open()
+        await running.until(lambda: job not in running.engine.ledger.actors)
+        done = len(await steps(running, job))
+        contents = Contents(here.journal, here.blobs)
+        manifest = await bundle.export(here.journal, contents, job, file, origin="here", resumes=True)
+    async with there.engine() as running:
+        await running.client.take_in(file)
+        ended = await running.ended(job)
+
+        assert manifest.absent == 0, "what is derived is not missed"
+        assert ended.state is State.COMPLETED, ended.failure
+        assert await steps(running, job) == await unfolded(LARGE)
+        assert len(running.workers[0].ran[0].refolds) == owed(done + 1, EVERY)
+
+
+@pytest.mark.parametrize("units", range(1, ALL + 1))
+async def test_a_collection_leaves_what_a_state_is_made_of(units: int) -> None:
+    clock = SimClock()
+    there = World(MemoryJournal(clock.monotonic), families=(Folded(EVERY),), clock=clock)
+    there.blobs = MemoryBlobs(clock.monotonic)
+    retention = Retention(steps_last=1, steps_every=5)
+    registry = {"toy": Folded(EVERY)}
+
+    async def collected() -> None:
+        clock.advance(4_000)
+        await collect(there.journal, there.blobs, registry, retention, now=clock.now(), dry_run=False)
+
+    async with there.engine() as running:
+        job = await held(running, units, LARGE)
+        await collected()
+    async with there.engine() as running:
+        ended = await running.ended(job)
+        assert ended.state is State.COMPLETED, ended.failure
+        assert await steps(running, job) == await unfolded(LARGE)
+
+        await collected()
+        for at_step in (4, 5):  # what was kept follows from the snapshot before it
+            fork = await running.client.fork(job, at_step)
+            assert (await running.ended(fork.id)).state is State.COMPLETED
+        with pytest.raises(TensorsGone):
+            await running.client.fork(job, 3)
 
 
 # -- looking back ---------------------------------------------------------------------------------------------------

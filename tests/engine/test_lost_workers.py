@@ -6,7 +6,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from cards.wire import EngineMessage, Heartbeat, Released, StepResult, TensorRef, UnitId, WorkUnit
+from cards.wire import EngineMessage, Heartbeat, Introduce, Released, StepResult, TensorRef, UnitId, WorkUnit
 from engine.cancel import Outcome
 from engine.events import JobRecovered, NumericsChanged, WorkerLost
 from engine.job import State
@@ -38,6 +38,22 @@ async def test_a_worker_that_freezes_past_its_lease_changes_nothing_when_it_thaw
         assert ended.state is State.COMPLETED
         assert (ended.artifacts, digests(await running.client.checkpoints(job.id))) == unbroken
         assert [told.position for told in await running.client.events(job.id)] == before
+        await assert_unharmed(running)
+
+
+async def test_a_worker_that_drops_all_for_an_engine_that_is_gone_is_given_all_again() -> None:
+    """An introduction that was long on its way: the engine that sent it has another by now."""
+    unbroken = await one_alone()
+    async with World().engine() as running:
+        job = await running.client.submit(request(steps=6))
+        await running.until(lambda: len(running.workers[0].ran) >= 3)
+
+        running.workers[0].deliver(Introduce(number=7), ())
+
+        ended = await running.ended(job.id)
+        assert ended.state is State.COMPLETED
+        assert (ended.artifacts, digests(await running.client.checkpoints(job.id))) == unbroken
+        assert ended.deaths == 0
         await assert_unharmed(running)
 
 

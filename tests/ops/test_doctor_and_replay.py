@@ -3,7 +3,7 @@
 import functools
 import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -66,28 +66,58 @@ async def test_a_sound_store_has_nothing_wrong(data: Path) -> None:
 
     assert [one for one in findings if one.level == "wrong"] == []
     assert {one.what for one in findings} == {
-        "sqlite", "numerics", "model", "disk", "engine", "schema", "log", "jobs",
+        "sqlite", "numerics", "model", "disk", "engine", "schema", "clock", "log", "jobs",
     }  # fmt: skip
     assert [one.message.partition(" ")[2] for one in findings if one.what == "log"] == ["events in 1 streams"]
 
 
 @pytest.mark.parametrize(
-    ("sql", "says"),
+    ("sql", "says", "chain"),
     [
-        ("UPDATE jobs SET status = 'failed'", "the job list says something else than the log"),
-        ("UPDATE events SET body = x'c1' WHERE version = 3", "job/job-0001: "),
-        ("UPDATE events SET type = 'made_up' WHERE version = 3", "unknown event 'made_up'"),
-        ("UPDATE streams SET version = 3", "the head is not at the last event"),
-        ("DELETE FROM events", "has a head and no events"),
+        ("UPDATE jobs SET status = 'failed'", "the job list says something else than the log", None),
+        ("UPDATE events SET body = x'c1' WHERE version = 3", "job/job-0001: ", "event 3 (node_started) is not what"),
+        ("UPDATE events SET type = 'made_up' WHERE version = 3", "unknown event 'made_up'", "event 3 (made_up) is not"),
+        ("UPDATE events SET at = 1 WHERE version = 3", None, "event 3 (node_started) is not what was written"),
+        ("UPDATE streams SET version = 3", "the head is not at the last event", "its head says 3"),
+        ("DELETE FROM events", "has a head and no events", "ends at event 0"),
     ],
 )
-async def test_a_damaged_log_is_wrong(data: Path, sql: str, says: str) -> None:
+async def test_a_damaged_log_is_wrong(data: Path, sql: str, says: str | None, chain: str | None) -> None:
     damage(data, sql)
 
-    [finding] = await wrong(data)
+    found = {finding.what: finding.message for finding in await wrong(data)}
 
-    assert finding.what == "log"
-    assert says in finding.message
+    assert set(found) == {what for what, message in (("log", says), ("chain", chain)) if message}
+    assert (says or "") in found.get("log", "")
+    assert (chain or "") in found.get("chain", "")
+
+
+async def test_what_nobody_drives_and_what_is_half_gone_is_told(data: Path) -> None:
+    damage(data, "INSERT INTO jobs SELECT 'left', status, model, 0, 1, 1, 1, 'of-old', 1, metadata FROM jobs")
+    damage(data, "UPDATE streams SET version = -1 WHERE stream = 'job/job-0001'")
+
+    found = {one.what: one for one in await examine(settings(data), WallClock())}
+
+    assert found["stranded"].level == "note"
+    assert found["stranded"].message == "1 open jobs have no live owner: left (start an engine)"
+    assert found["purge"].message == "that of job/job-0001 was cut off: engine-admin jobs purge job-0001"
+
+
+async def test_leases_and_clocks_of_a_shared_store_are_told(tmp_path: Path, new_database: Callable[[], str]) -> None:
+    store = new_database()
+    async with open_journal(store) as journal:
+        await journal.hold_lease("alive", ttl_s=60, url="http://127.0.0.1:9")
+        await journal.hold_lease("dead", ttl_s=-5)
+
+    found = [(one.what, one.level, one.message) for one in await examine(settings(tmp_path, store=store), WallClock())]
+
+    leases = [(level, message) for what, level, message in found if what == "lease"]
+    assert [level for level, _ in leases] == ["ok", "note"]
+    assert leases[0][1].startswith("alive at http://127.0.0.1:9 has ")
+    assert "dead at no URL ran out " in leases[1][1]
+    assert [level for what, level, _ in found if what == "clock"] == ["ok"]
+    [schema] = [message for what, _, message in found if what == "schema"]
+    assert "takes engines from" in schema
 
 
 async def test_a_store_of_a_newer_schema_is_wrong(data: Path) -> None:

@@ -88,6 +88,7 @@ class SimJournal:
     end_lease = _reading("end_lease")
     engines = _reading("engines")
     claimable = _reading("claimable")
+    keep_blobs = _reading("keep_blobs")
 
     @property
     def shared(self) -> bool:

@@ -21,4 +21,6 @@ KEPT = (
     Kept(560, 2, "a worker said hello twice and kept the tensors of what it was sent in between"),
     Kept(2951, 1, "steps longer than silence may last: introductions crossed their answers, and none was believed"),
     Kept(2637, 1, "a worker was lost while the failure of its job was on its way to disk, and the engine fell over"),
+    Kept(102529, 1, "a worker obeyed an engine that was gone, dropped what it held, and the next step found nothing"),
+    Kept(103305, 1, "a unit of a lost epoch came late and made the worker forget what the new owner's units read"),
 )

@@ -14,6 +14,7 @@ import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from engine.actor import restore
 from engine.client import Client
 from engine.engine import Engine, EngineSettings
 from ops.blobs import WorkerBlobs
@@ -198,7 +199,10 @@ class World:
         return found
 
     async def _held_up(self, job_id: str) -> str | None:
-        return next((why for host in self.hosts if host.process and (why := host.process.client.held_up(job_id))), None)
+        loaded = await self.disk.inner.load(f"job/{job_id}")
+        assert loaded is not None
+        job = restore(loaded).job
+        return next((why for host in self.hosts if host.process and (why := host.process.client.held_up(job))), None)
 
 
 def _unrest(host: Host) -> Iterator[str]:

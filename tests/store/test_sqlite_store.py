@@ -1,16 +1,19 @@
 """One SQLite file: held by one engine, whole after a kill, and usable again after a full disk."""
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
+from store import sqlite, writer
 from store.errors import StoreLocked, StoreUnavailable
 from store.journal import Append, Journal, NewEvent
 from store.open import open_journal
@@ -247,3 +250,40 @@ async def test_no_way_leads_two_engines_into_one_store(tmp_path: Path, way_in: s
         with pytest.raises(StoreLocked):
             async with open_journal(url(tmp_path / "link" if way_in == "link" else tmp_path)):
                 pass
+
+
+async def test_a_full_queue_is_said_at_once_and_what_was_taken_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "QUEUE_APPENDS", 20)
+    async with open_journal(f"sqlite:///{tmp_path}/store.db") as journal:
+        blocker = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")  # a disk that takes nothing for a while
+        taken = [journal.append(step(number)) for number in range(20)]
+        refused = journal.append(step(20))
+
+        with pytest.raises(StoreUnavailable, match="20 appends wait for the disk already"):
+            await refused
+        blocker.execute("ROLLBACK")
+        blocker.close()
+
+        assert [(await append).version for append in taken] == list(range(1, 21))
+        assert (await journal.append(step(20))).version == 21
+
+
+@pytest.mark.parametrize(("durability", "level"), [("power", 2), ("process", 0)])
+async def test_a_weaker_durability_is_had_by_its_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Any, level: int
+) -> None:
+    levels = []
+    real = sqlite._set_up_writer
+
+    def set_up(connection: sqlite3.Connection, record: Any, synchronous: str) -> None:
+        real(connection, record, synchronous)
+        levels.append(connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    monkeypatch.setattr(sqlite, "_set_up_writer", set_up)
+    async with open_journal(f"sqlite:///{tmp_path}/store.db", durability=durability) as journal:
+        await journal.append(step(0))
+
+    assert levels == [level]

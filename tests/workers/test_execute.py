@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from cards import codec
 from cards.family import Artifact, Made
-from cards.wire import INLINE_LIMIT, StepError, promised
+from cards.wire import INLINE_LIMIT, StepError, UnitId, promised
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
 from workers.errors import BlobLost, BlobsUnavailable
 from workers.execute import Answer, load_models
@@ -249,6 +249,22 @@ def test_a_job_holds_what_it_still_refers_to() -> None:
     assert torch.equal(resident.get("j", refs["y"]), X + 1)
     with pytest.raises(BlobLost):
         resident.get("j", refs["x"])
+
+
+def test_a_unit_of_a_lost_epoch_that_comes_late_is_not_run_and_takes_nothing_away() -> None:
+    runs = executor(lambda reads: Made({"y": reads["x"] + 1}))
+    refs, [data] = sent(x=X)
+    x = refs["x"].digest
+    now = replace(unit(refs, inline=(x,), keep=(x,)), id=UnitId("j", 2, 5, 2))
+    late = replace(unit(refs), id=UnitId("j", 1, 4, 1))
+    following = replace(unit(refs, keep=(x,)), id=UnitId("j", 2, 6, 2))
+
+    assert runs.run(now, [data]).result.error is None
+    refused = runs.run(late, []).result
+
+    assert refused.error is not None
+    assert "epoch 1 came behind" in refused.error.message
+    assert runs.run(following, []).result.error is None
 
 
 def test_a_job_holds_nothing_of_another() -> None:

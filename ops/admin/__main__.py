@@ -1,0 +1,5 @@
+"""`python -m ops.admin`."""
+
+from ops.admin.main import main
+
+main()

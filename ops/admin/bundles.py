@@ -1,0 +1,85 @@
+"""`engine-admin jobs export|import`: a job as one file, out of one store and into another."""
+
+import argparse
+import socket
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from engine import bundle
+from engine.bundle import Manifest
+from engine.contents import Contents
+from ops.admin.parser import command
+from ops.admin.verbs import engine_for, engines_of
+from ops.errors import BadSettings, Refused
+from ops.remote import Remote
+from ops.settings import Settings
+from ops.tables import show_one
+from store.blobs import open_blobs
+from store.open import open_journal
+
+TRIES = 50
+"""How often a step that is out may come back while its job is being written."""
+
+
+def add(jobs: Any) -> None:
+    exporting = command(jobs, "export", _export, "write a job to a file: its log, its last checkpoint, their bytes")
+    exporting.add_argument("job")
+    exporting.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
+    exporting.add_argument("--move", action="store_true", help="and let go of it: it goes on where it is taken in")
+    importing = command(jobs, "import", _import, "take a job in from a file: it goes on here")
+    importing.add_argument("file", type=Path)
+
+
+async def _export(arguments: argparse.Namespace, settings: Settings) -> int:
+    if not arguments.out.parent.is_dir():
+        raise BadSettings(f"out: there is no folder {arguments.out.parent}")
+    if arguments.move:
+        async with engine_for(settings, arguments.job) as engine:
+            manifest = await _move(engine, arguments, settings)
+    else:
+        manifest = await _write(arguments, settings)
+    show_one(msgspec.to_builtins(manifest) | {"file": str(arguments.out)}, as_json=arguments.json)
+    return 0
+
+
+async def _move(engine: Remote, arguments: argparse.Namespace, settings: Settings) -> Manifest:
+    """Until nobody has written to the log between the file and the word that it goes on elsewhere."""
+    paused = await engine.act(arguments.job, "pause", reason=f"moving to {arguments.out.name}")
+    for _ in range(TRIES):
+        manifest = await _write(arguments, settings, moved=True, resumes=paused["outcome"] == "done")
+        try:
+            await engine.act(arguments.job, "moved", version=manifest.version, to=arguments.out.name)
+        except Refused as refused:
+            if refused.kind != "gone_on":
+                raise
+            await anyio.sleep(0.1)
+        else:
+            return manifest
+    raise BadSettings(f"job {arguments.job} goes on and on though it is paused; the file is not to be used")
+
+
+async def _write(arguments: argparse.Namespace, settings: Settings, **how: bool) -> Manifest:
+    async with open_journal(settings.store_url, writable=False) as journal:
+        contents = Contents(journal, open_blobs(settings.blobs_url))
+        return await bundle.export(journal, contents, arguments.job, arguments.out, origin=socket.gethostname(), **how)
+
+
+async def _import(arguments: argparse.Namespace, settings: Settings) -> int:
+    if not arguments.file.is_file():
+        raise BadSettings(f"file: there is no file {arguments.file}")
+    await _make_store(settings)
+    async with engines_of(settings) as engines:
+        accepted = await engines.owning(None).take_in(arguments.file)
+    show_one({"job": accepted["id"], "status": accepted["status"]}, as_json=arguments.json)
+    return 0
+
+
+async def _make_store(settings: Settings) -> None:
+    """Where there is none yet. One that an engine holds is there."""
+    if settings.store_file is not None and not settings.store_file.exists():
+        settings.store_file.parent.mkdir(parents=True, exist_ok=True)
+        async with open_journal(settings.store_url):
+            pass

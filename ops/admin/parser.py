@@ -1,0 +1,60 @@
+"""What the commands' parsers share."""
+
+import argparse
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from ops.cli import settings_flags
+from ops.settings import Settings
+
+Command = Callable[[argparse.Namespace, Settings], Coroutine[Any, Any, int]]
+
+UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
+def group(groups: Any, name: str, what: str) -> Any:
+    parser = groups.add_parser(name, help=what)
+    return parser.add_subparsers(required=True, metavar="COMMAND")
+
+
+def command(group: Any, name: str, run: Command, what: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = group.add_parser(name, help=what, description=what)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    settings_flags(parser, "data", "store", "blobs", "families")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    """In seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 15m, 2h or 7d")
+    return float(found[1]) * UNIT_S[found[2]]
+
+
+def entry(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value

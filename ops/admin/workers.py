@@ -1,0 +1,68 @@
+"""`engine-admin workers`: those of the live engines, which alone know them."""
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ops.admin.parser import command
+from ops.errors import NoEngine, OpsError
+from ops.live import Engines, live_engines, reached
+from ops.remote import Remote
+from ops.settings import Settings
+from ops.tables import show, show_one
+from store.open import open_journal
+
+
+def add(workers: Any) -> None:
+    command(workers, "list", _list, "the workers of all live engines")
+    drain = command(workers, "drain", _drain, "give a worker no more work: it leaves after the step that it runs")
+    drain.add_argument("worker")
+    fence = command(workers, "fence", _fence, "give a worker up at once: what it still says decides nothing")
+    fence.add_argument("worker")
+    fence.add_argument("--reason", default="", metavar="TEXT", help="for the log")
+
+
+async def _list(arguments: argparse.Namespace, settings: Settings) -> int:
+    async with _engines(settings) as engines:
+        rows = [
+            {"engine": name} | {field: worker[field] for field in worker if field != "object"}
+            for name, remote in engines.all().items()
+            for worker in await remote.workers()
+        ]
+    show(rows, as_json=arguments.json)
+    return 0
+
+
+async def _drain(arguments: argparse.Namespace, settings: Settings) -> int:
+    async with _engines(settings) as engines:
+        remote = await _engine_of(engines, arguments.worker)
+        show_one(await remote.dismiss(arguments.worker, "drain"), as_json=arguments.json)
+    return 0
+
+
+async def _fence(arguments: argparse.Namespace, settings: Settings) -> int:
+    async with _engines(settings) as engines:
+        remote = await _engine_of(engines, arguments.worker)
+        show_one(await remote.dismiss(arguments.worker, "fence", reason=arguments.reason), as_json=arguments.json)
+    return 0
+
+
+@asynccontextmanager
+async def _engines(settings: Settings) -> AsyncIterator[Engines]:
+    async with open_journal(settings.store_url, writable=False) as journal:
+        live = await live_engines(settings, journal)
+    if not live:
+        raise NoEngine("no engine of this store answers, and workers join engines only: start one")
+    async with reached(live) as engines:
+        yield engines
+
+
+async def _engine_of(engines: Engines, worker: str) -> Remote:
+    there: list[str] = []
+    for remote in engines.all().values():
+        names = [one["id"] for one in await remote.workers()]
+        if worker in names:
+            return remote
+        there += names
+    raise OpsError(f"worker: {worker!r} is with no live engine; there are: {', '.join(there) or 'none'}")

@@ -1,0 +1,80 @@
+"""`engine-admin` without a process, on a store with or without an engine that serves it."""
+
+import contextlib
+import io
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from engine.errors import EngineError
+from ops.admin.main import parser
+from ops.cli import _first
+from ops.errors import OpsError
+from ops.settings import Settings
+from ops.whereabouts import Whereabouts, announced
+from store.blobs import open_blobs
+from store.errors import StoreError
+from store.journal import Journal
+from store.open import open_journal
+from tests.api.serving import app_of, served
+from tests.sim import Running, World
+
+
+class Done(Struct):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.code in (0, 1), self.err
+        return msgspec.json.decode(self.out)
+
+
+def settings_of(data: Path, store: str | None = None) -> Settings:
+    return Settings(data=data, store=store, families=("tests.toy",))
+
+
+async def admin(settings: Settings, *arguments: object) -> Done:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            parsed = parser().parse_args(list(map(str, arguments)))
+            code = await parsed.run(parsed, settings)
+        except* SystemExit as ended:
+            code = int(str(_first(ended).code))  # type: ignore[attr-defined]
+        except* (OpsError, StoreError, EngineError) as known:
+            error = _first(known)
+            code = getattr(error, "code", 1)
+            err.write(f"error: {error}\n")
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def world_on(journal: Journal, settings: Settings) -> World:
+    world = World(journal)
+    world.blobs = open_blobs(settings.blobs_url)  # type: ignore[assignment]
+    return world
+
+
+@asynccontextmanager
+async def engine(settings: Settings, **options: Any) -> AsyncIterator[Running]:
+    """An engine that commands can find: by a file in its data folder, or by its lease where the store is shared."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with (
+        open_journal(settings.store_url) as journal,
+        world_on(journal, settings).engine(url=url, **options) as running,
+        served(app_of(running), listener),
+    ):
+        if journal.shared:
+            await running.until(lambda: running.engine.lease.held)
+            yield running
+        else:
+            with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
+                yield running

@@ -1,0 +1,206 @@
+"""What is done to jobs, in bulk and one by one: the same beside an engine and without one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from engine.job import State
+from ops.settings import Settings
+from store.open import open_journal
+from tests.ops.admin import Done, admin, engine, settings_of
+from tests.sim import Running, digests, request
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    if request.param == "sqlite":
+        return settings_of(tmp_path)
+    new_database: Callable[[], str] = request.getfixturevalue("new_database")
+    return settings_of(tmp_path, new_database())
+
+
+async def submit(running: Running, seed: int = 7, prompt: str = "a count", **fields: Any) -> str:
+    return (await running.client.submit(request(prompt, seed=seed, **fields))).id
+
+
+async def statuses(settings: Settings) -> dict[str, str]:
+    return {row["id"]: row["status"] for row in (await admin(settings, "jobs", "list", "--json")).json}
+
+
+def outcomes(done: Done) -> dict[str, str]:
+    assert done.code == 0, done.err
+    return {row["job"]: row["outcome"] for row in done.json}
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_every_verb_does_its_work_on_what_a_filter_finds(settings: Settings, live: bool) -> None:
+    async def everything(jobs: list[str]) -> None:
+        for verb, after in (
+            ("pause", "paused"), ("resume", "queued"), ("quarantine", "quarantined"), ("release", "queued"),
+            ("terminate", "cancelled"), ("retry", "queued"), ("cancel", "cancelled"),
+        ):  # fmt: skip
+            done = outcomes(await admin(settings, "jobs", verb, "--prefix", "job-", "--json"))
+            assert set(done) == set(jobs), verb
+            assert set(done.values()) == {"cancelled" if verb == "cancel" else "done"}, verb
+            assert set((await statuses(settings)).values()) <= {after, "running" if after == "queued" else after}, verb
+        assert outcomes(await admin(settings, "jobs", "pause", "--prefix", "job-", "--json")) == {}
+        assert set(outcomes(await admin(settings, "jobs", "purge", "--prefix", "job-", "--json"))) == set(jobs)
+        assert await statuses(settings) == {}
+
+    async with engine(settings, workers=0) as running:
+        jobs = [await submit(running, seed) for seed in range(3)]
+        if live:
+            await everything(jobs)
+    if not live:
+        await everything(jobs)
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_a_verb_that_does_not_fit_fails_for_that_job_alone(settings: Settings, live: bool) -> None:
+    async def resumed(paused: str, failed: str) -> None:
+        done = await admin(settings, "jobs", "resume", failed, paused)
+
+        assert done.code == 1
+        assert done.out.split()[2:] == [paused, "done"]
+        assert done.err.startswith(f"error: {failed}: job {failed} is failed: resume is not possible; possible: retry")
+        assert done.err.count("\n") == 1
+
+    async with engine(settings) as running:
+        failed = (await running.ended(await submit(running, prompt="a count fail=1"))).id
+        running.workers[0].gate = gate = anyio.Event()
+        paused = await submit(running, 8)
+        assert (
+            outcomes(await admin(settings, "jobs", "pause", paused, "--reason", "dinner", "--json"))[paused] == "done"
+        )
+        assert (await running.client.job(paused)).reason == "dinner"
+        gate.set()
+        if live:
+            await resumed(paused, failed)
+            assert (await running.ended(paused)).state is State.COMPLETED
+    if not live:
+        await resumed(paused, failed)
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_a_job_goes_on_from_an_earlier_step_and_to_the_same_bits(settings: Settings, live: bool) -> None:
+    async def taken_back(job: str) -> None:
+        done = await admin(settings, "jobs", "rewind", job, "--to-step", 3, "--json")
+        assert (done.json["outcome"], done.json["status"]) == ("done", "queued"), done.err
+        steps = (await admin(settings, "jobs", "steps", job, "--json")).json
+        assert [step["number"] for step in steps][:3] == [1, 2, 3]
+        too_far = await admin(settings, "jobs", "rewind", job, "--to-step", 99)
+        assert (too_far.code, too_far.err.count("\n")) == (1, 1)
+        assert too_far.err.startswith("error: to_step: 99 is no step of job")
+
+    async with engine(settings) as running:
+        expected = digests(await running.client.checkpoints((await running.ended(await submit(running, steps=9))).id))
+        job = (await running.ended(await submit(running, prompt="a count fail=5", steps=9))).id
+        assert expected[:6] == digests(await running.client.checkpoints(job))
+        if live:
+            running.link.workers.clear()
+            await taken_back(job)
+            return
+    await taken_back(job)
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_a_fork_shares_the_first_steps(settings: Settings, live: bool) -> None:
+    async def forked(job: str) -> str:
+        flags = ["--at-step", 3, "--set", "priority=5", "--set", "prompt=a count, the = of others"]
+        done = await admin(settings, "jobs", "fork", job, *flags, "--json")
+        assert done.json["parent"] == {"id": job, "at_step": 3}, done.err
+        assert (done.json["priority"], done.json["prompt"]) == (5, "a count, the = of others")
+        fork: str = done.json["id"]
+        ours, theirs = [(await admin(settings, "jobs", "steps", one, "--json")).json for one in (job, fork)]
+        assert [step["digests"] for step in theirs[:3]] == [step["digests"] for step in ours[:3]]
+        return fork
+
+    async with engine(settings) as running:
+        job = (await running.ended(await submit(running, steps=6))).id
+        if live:
+            fork = await forked(job)
+            assert (await running.ended(fork)).state is State.COMPLETED
+            assert (await admin(settings, "replay", "diff", job, job)).code == 0
+            return
+    fork = await forked(job)
+    async with engine(settings) as running:
+        assert (await running.ended(fork)).state is State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("guidance=much", "set: "),
+        ("colour=1", "set: Object contains unknown field `colour`; there are: prompt, "),
+        ("seed=1.5", "set: Expected `int`, got `float` - at `$.seed`"),
+    ],
+)
+async def test_a_change_that_cannot_be_names_its_field(flag: str, says: str, tmp_path: Path) -> None:
+    done = await admin(settings_of(tmp_path), "jobs", "fork", "j", "--at-step", "1", "--set", flag)
+
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert done.err.startswith(f"error: {says}")
+
+
+async def test_two_jobs_are_told_apart_at_their_first_other_step(settings: Settings) -> None:
+    async with engine(settings) as running:
+        ours = (await running.ended(await submit(running))).id
+        same = (await running.ended(await submit(running))).id
+        other = (await running.ended(await submit(running, 8))).id
+
+    assert (await admin(settings, "replay", "diff", ours, same)).code == 0
+    differing = await admin(settings, "replay", "diff", ours, other, "--json")
+    assert (differing.code, differing.json["difference"]["node"], differing.json["difference"]["step"]) == (
+        1, "prepare", 0,
+    )  # fmt: skip
+    assert f"  {other}  " in (await admin(settings, "replay", "diff", ours, other)).out
+    part = await admin(settings, "replay", "verify", ours, "--from-step", 4, "--json")
+    assert (part.json["equal"], part.json["verdict"]["steps"]) == (True, 2)
+    assert (await admin(settings, "replay", "verify")).code == 2
+    assert (await admin(settings, "replay", "verify", ours, "--all")).code == 2
+    assert len((await admin(settings, "replay", "verify", "--all", "--json")).json) == 3
+
+
+async def test_a_move_is_planned_and_made(settings: Settings) -> None:
+    async with engine(settings) as running:
+        running.workers[0].gate = gate = anyio.Event()
+        job = await submit(running)
+        await running.until(lambda: bool(running.workers[0].ran))
+
+        plan = await admin(settings, "jobs", "migrate", job, "--to", "pool:default", "--dry-run", "--json")
+        nowhere = await admin(settings, "jobs", "migrate", job, "--to", "pool:moon")
+        gate.set()
+
+        assert (plan.json["outcome"], plan.json["to"]) == ("planned", "pool:default"), plan.err
+        assert (nowhere.code, nowhere.err.count("\n")) == (1, 1)
+        assert "moon" in nowhere.err
+        assert (await running.ended(job)).state is State.COMPLETED
+
+
+async def test_workers_are_listed_drained_and_fenced(settings: Settings) -> None:
+    async with engine(settings, workers=3) as running:
+        await running.until(lambda: len(running.engine.fleet.seats) == 3)
+        first, second, third = (worker.name for worker in running.workers)
+        listed = (await admin(settings, "workers", "list", "--json")).json
+        assert {worker["id"]: worker["engine"] for worker in listed} == dict.fromkeys([first, second, third], "engine")
+
+        drained = await admin(settings, "workers", "drain", first, "--json")
+        fenced = await admin(settings, "workers", "fence", second, "--reason", "smokes", "--json")
+        unknown = await admin(settings, "workers", "drain", "nobody")
+
+        assert (drained.json["outcome"], fenced.json["outcome"]) == ("draining", "fenced")
+        assert unknown.err.startswith(f"error: worker: 'nobody' is with no live engine; there are: {third}")
+        assert (await running.ended(await submit(running))).state is State.COMPLETED
+
+
+async def test_without_an_engine_there_are_no_workers(settings: Settings) -> None:
+    async with open_journal(settings.store_url):
+        pass
+
+    done = await admin(settings, "workers", "list")
+
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "start one" in done.err
