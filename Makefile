@@ -28,7 +28,7 @@ fix: .venv/installed  ## what to run before check
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness, blobs
+bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness, blobs, folded states
 	$(BIN)/python -m ops.bench
 
 bench-store: .venv/installed .venv-peers/installed  ## the store and the engine beside DBOS and eventsourcing, and which goals are met

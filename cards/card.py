@@ -8,7 +8,7 @@ from typing import Literal
 
 import blake3
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cards.errors import InvalidCard
 
@@ -27,11 +27,13 @@ class LoopSpec(Struct, frozen=True, kw_only=True):
     """One iteration that a card can run.
 
     `semantics` names the maths and its version: two loops with one semantics id give the same bits for the same state.
-    `components` are what its steps need resident.
+    `components` are what its steps need resident. With `snapshot_every` the tensors that its steps derive are stored at
+    every so many of them and at the last; without, at each.
     """
 
     semantics: str
     components: tuple[str, ...] = ()
+    snapshot_every: int | UnsetType = UNSET  # not in the JSON unless it is set: cards that lack it keep their digests
 
 
 class Range(Struct, frozen=True):
@@ -133,6 +135,8 @@ def problems(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 def _loop_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
     for name, loop in card.loops.items():
+        if loop.snapshot_every is not UNSET and loop.snapshot_every < 1:
+            yield f"loops.{name}.snapshot_every", f"{loop.snapshot_every} is less than 1, a snapshot at every step"
         for component in loop.components:
             if component not in card.components:
                 yield (

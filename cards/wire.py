@@ -49,6 +49,9 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     `instance` is the card whose resident model runs it, `kind` picks the step body. `writes` promises the names of all
     tensors that the step leaves: the next plan depends on neither their values nor any scalar of this step, and may be
     queued before they are there. None: it may.
+
+    `derives` names tensors that the step's fold makes (cards/folding.py), after its body has made the others. Their
+    bytes are stored if it is a `snapshot`, which the engine says.
     """
 
     instance: str
@@ -60,6 +63,15 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     resources: Resources = Resources()
     emits: tuple[str, ...] = ()
     writes: tuple[str, ...] | None = None
+    derives: tuple[str, ...] = ()
+    snapshot: bool = True
+
+
+class Refold(Struct, frozen=True):
+    """How tensors that nobody stored are made again: the fold's plan, and what it must make, to the bit."""
+
+    plan: WorkPlan
+    makes: dict[str, TensorRef]
 
 
 class StepError(Struct, frozen=True):
@@ -97,13 +109,15 @@ def is_promised(ref: TensorRef) -> bool:
 class WorkUnit(Struct, frozen=True, tag="work_unit"):
     """Run this step. The bytes of the blobs named in `inline` follow as frames, in order.
 
-    `keep` names all that the job's state still refers to: other tensors of this job may be forgotten.
+    `keep` names all that the job's state still refers to: other tensors of this job may be forgotten. `refolds` come
+    first, in order: they make what the step reads and the worker cannot read anywhere.
     """
 
     id: UnitId
     plan: WorkPlan
     inline: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    refolds: tuple[Refold, ...] = ()
 
 
 class Release(Struct, frozen=True, tag="release"):

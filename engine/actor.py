@@ -13,11 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from cards.loop import LoopState
-from cards.wire import TensorRef, UnitId, WorkPlan
+from cards.wire import Refold, UnitId, WorkPlan
 from engine import events as facts
 from engine.errors import UnreadableBody
 from engine.events import JobEvent
 from engine.job import Job, State, fold
+from engine.needs import needs, useful
 from engine.views import listed, row
 from store.journal import Append, Appended, Blob, IdempotencyKey, Journal, Loaded
 
@@ -27,6 +28,7 @@ class Saved(Struct, frozen=True):
 
     job: Job
     state: LoopState | None
+    refolds: tuple[Refold, ...] = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,6 +64,8 @@ class JobActor:
         self._journal = journal
         self.job = self.durable = saved.job
         self.state = saved.state
+        self.refolds = saved.refolds
+        """What makes those of the state's tensors again that are not stored."""
         self.version = loaded.version
         self.epoch = loaded.epoch
         self.plan: WorkPlan | None = None
@@ -116,7 +120,7 @@ class JobActor:
             at=at,
             events=tuple(facts.encode(event) for event in events),
             claim=claim,
-            checkpoint=_encode(Saved(self.job, self.state)),
+            checkpoint=_encode(Saved(self.job, self.state, self.refolds)),
             blobs=tuple(Blob(digest, data) for digest, data in (inline or {}).items()),
             row=row(self.job, at) if listed(self.job) != before else None,
             lease=lease,
@@ -149,6 +153,7 @@ class JobActor:
             self.out.clear()
         if self.job.terminal:
             self.state = None
+        self.refolds = useful(self.refolds, self.job, self.state)
 
     def move_to(self, worker: str | None) -> None:
         """The job's next step runs with this worker, which holds nothing of it yet if it is another one."""
@@ -168,21 +173,7 @@ class JobActor:
     def keep_inline(self, arrived: dict[str, bytes]) -> None:
         """Hold on to the small blobs that the job still needs."""
         have = self.inline | arrived
-        self.inline = {digest: have[digest] for digest in needs(self.job, self.state) if digest in have}
-
-
-def tensors(job: Job, state: LoopState | None) -> dict[str, TensorRef]:
-    """All tensors that the job's next steps may read, by digest."""
-    if job.terminal:
-        return {}
-    states = [one for one in (state, *(stage.state for stage in job.route)) if one is not None]
-    refs = [ref for one in states for ref in (*one.tensors.values(), *one.inputs.values())]
-    return {ref.digest: ref for ref in (*refs, *job.outputs.values())}
-
-
-def needs(job: Job, state: LoopState | None) -> tuple[str, ...]:
-    """Their digests."""
-    return tuple(tensors(job, state))
+        self.inline = {digest: have[digest] for digest in needs(self.job, self.state, self.refolds) if digest in have}
 
 
 def _seen(told: "asyncio.Future[Job]") -> None:
@@ -232,4 +223,4 @@ def restore(loaded: Loaded) -> Saved:
     job = saved.job
     for event in later:
         job = fold(job, event)
-    return Saved(job, saved.state)
+    return Saved(job, saved.state, saved.refolds)

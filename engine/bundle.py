@@ -19,12 +19,13 @@ from msgspec.structs import replace
 
 from cards.wire import INLINE_LIMIT, ModelIdentity
 from engine import events as facts
-from engine.actor import Saved, needs, replay, restore, saved_body, stream
+from engine.actor import Saved, replay, restore, saved_body, stream
 from engine.check import history
 from engine.contents import Contents
 from engine.errors import BadBundle, HistoryError, JobExists, JobNotFound
 from engine.events import JobImported, JobResumed, StepCompleted
 from engine.job import Job, State
+from engine.needs import needs
 from engine.views import row
 from store.blobs import Blobs, digest_of
 from store.chain import broken, link
@@ -110,7 +111,8 @@ async def export(
 
 def _named(saved: Saved, events: Sequence[Event]) -> tuple[list[str], list[str]]:
     """The digests without which the job is not whole, and those of its other steps."""
-    needed = dict.fromkeys([*needs(saved.job, saved.state), *(ref.digest for ref in saved.job.artifacts.values())])
+    artifacts = (ref.digest for ref in saved.job.artifacts.values())
+    needed = dict.fromkeys([*needs(saved.job, saved.state, saved.refolds), *artifacts])
     steps = [fact for event in events if isinstance(fact := facts.decode(event), StepCompleted)]
     others = dict.fromkeys(digest for step in steps for digest in facts.made(step))
     return list(needed), [digest for digest in others if digest not in needed]
@@ -270,7 +272,7 @@ def _copy(bundle: Bundle, inline: Mapping[str, bytes], at: float) -> StreamCopy:
         placed = Event(0, copy.stream, version, epoch, event.type, at, event.body, hash)
         copy = replace(copy, version=version, hash=hash, events=(*copy.events, placed))
     job = replay([facts.decode(event) for event in copy.events])
-    checkpoint = Checkpoint(copy.version, saved_body(Saved(job, saved.state)))
+    checkpoint = Checkpoint(copy.version, saved_body(replace(saved, job=job)))
     return replace(copy, epoch=epoch, checkpoint=checkpoint, row=row(job, at))
 
 

@@ -132,7 +132,9 @@ class Client:
             engine=self._engine.settings.name,
         )
         forked = course.follow(events, family)
-        return await self._accept(events, Saved(forked.job, forked.state), key, (job_id, at_step, changes))
+        return await self._accept(
+            events, Saved(forked.job, forked.state, forked.refolds), key, (job_id, at_step, changes)
+        )
 
     async def take_in(self, file: Path) -> Job:
         """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Draining, StoreTrouble."""

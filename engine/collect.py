@@ -14,12 +14,13 @@ from msgspec import Struct
 from cards.registry import Registry
 from engine import course
 from engine import events as facts
-from engine.actor import Saved, needs, restore, stream
+from engine.actor import Saved, restore, stream
 from engine.check import history
 from engine.clock import Clock
 from engine.errors import CannotCollect, EngineError
 from engine.events import JobEvent, StepCompleted, made
 from engine.job import Job
+from engine.needs import needs
 from store.blobs import Blobs, Swept
 from store.errors import StoreError, StreamConflict
 from store.journal import JobFilter, Journal, Loaded
@@ -135,12 +136,12 @@ async def _marked(journal: Journal, registry: Registry, retention: Retention, no
     states = list(course.walk(log, family))
     for step, walked in enumerate(states):
         if retention.keeps(step, len(states) - 1):
-            live.update(needs(walked.job, walked.state))
+            live.update(needs(walked.job, walked.state, walked.refolds))
     return live
 
 
 def _of_now(saved: Saved) -> Iterator[str]:
-    yield from needs(saved.job, saved.state)
+    yield from needs(saved.job, saved.state, saved.refolds)
     yield from (ref.digest for ref in saved.job.artifacts.values())
 
 

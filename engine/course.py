@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from cards.family import Family
 from cards.loop import LoopState
+from cards.wire import Refold
 from engine import driver
 from engine.events import (
     JobAdmitted,
@@ -25,15 +26,17 @@ from engine.events import (
     StepCompleted,
 )
 from engine.job import Job, fold
+from engine.needs import grown, useful
 
 _COURSE = (NodeStarted, StepCompleted, NodeCompleted, NumericsChanged, RequestChanged)
 
 
 class Walked(Struct, frozen=True):
-    """A job while it runs, and the state of its loop (None before its node begins)."""
+    """A job while it runs, the state of its loop (None before its node begins), and what makes its tensors again."""
 
     job: Job
     state: LoopState | None
+    refolds: tuple[Refold, ...] = ()
 
     @property
     def standing(self) -> Standing:
@@ -48,6 +51,7 @@ class Walked(Struct, frozen=True):
             artifacts=job.artifacts,
             fingerprint=job.fingerprint,
             exact=job.exact,
+            refolds=useful(self.refolds, job, self.state),
         )
 
 
@@ -108,17 +112,18 @@ def after(walked: Walked | None, family: Family, event: JobEvent) -> Walked:
     """The job and its loop's state once this has happened too. Raises IllegalMove, LoopFailed."""
     if walked is None:
         return Walked(fold(None, event), None)
-    job, state = walked.job, walked.state
+    job, state, refolds = walked.job, walked.state, walked.refolds
     match event:
         case StepCompleted():
             turn = driver.resume(job, family, state)
-            assert turn.state is not None
+            assert turn.state is not None and turn.plan is not None  # noqa: PT018
+            refolds = grown(useful(refolds, job, state), turn.plan, event)
             state = driver.fold_in(job, family, turn.state, event).state
         case RequestChanged(route=(here, *_)):
             state = here.state
         case JobRewound(standing=standing):
-            state = standing.state
-    return Walked(fold(job, event), state)
+            state, refolds = standing.state, standing.refolds
+    return Walked(fold(job, event), state, refolds)
 
 
 def _runs(history: Sequence[JobEvent], events: Sequence[JobEvent]) -> list[JobEvent]:

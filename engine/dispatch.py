@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from cards.registry import Registry
 from cards.wire import EngineMessage, Release, WorkPlan, WorkUnit
 from engine import driver
-from engine.actor import JobActor, Sent, needs
+from engine.actor import JobActor, Sent
 from engine.driver import Ahead
 from engine.events import NumericsChanged
 from engine.fleet import Fleet, Seat, choose
 from engine.job import State
 from engine.ledger import Ledger
 from engine.link import Link
+from engine.needs import lacking, tensors
 
 Assignment = tuple[JobActor, Seat, WorkUnit]
 
@@ -108,10 +109,19 @@ class Dispatcher:
             self._ledger.write(actor, [NumericsChanged(fingerprint=seat.hello.fingerprint)])
         actor.move_to(seat.worker)
         actor.lined_up = False
-        keep = needs(actor.job, following.state)
-        inline = tuple(digest for digest in keep if digest in actor.inline and digest not in actor.held)
-        actor.held = actor.held.intersection(keep).union(inline)  # the worker forgets what is not kept
-        unit = WorkUnit(id=actor.next_unit(next(self._serials)), plan=following.plan, inline=inline, keep=keep)
+        wanted = tensors(actor.job, following.state)
+        held = actor.held.intersection(wanted)  # the worker forgets what is not kept
+        lacks = lacking(wanted, actor.refolds, held)
+        inline = tuple(digest for digest in lacks.stored if digest in actor.inline)
+        made = (ref.digest for refold in lacks.refolds for ref in refold.makes.values())
+        actor.held = held.union(inline, made).intersection(wanted)
+        unit = WorkUnit(
+            id=actor.next_unit(next(self._serials)),
+            plan=following.plan,
+            inline=inline,
+            keep=tuple(wanted),
+            refolds=lacks.refolds,
+        )
         actor.out.append(Sent(unit.id, unit.plan))
         seat.outstanding[unit.id] = unit.plan
         return unit

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from cards.card import Node
@@ -63,6 +63,7 @@ def completed(node: Node, plan: WorkPlan, result: StepResult, worker: str) -> St
         artifacts=result.artifacts,
         worker=worker,
         seconds=result.seconds,
+        derived=() if plan.snapshot else plan.derives,
     )
 
 
@@ -76,10 +77,10 @@ def ahead(family: Family, state: LoopState, unit: UnitId, plan: WorkPlan) -> Ahe
     """What is sure to follow a unit that is out, if anything is: its results are read as what it promised to make."""
     if plan.writes is None:
         return None
-    loop = _loop(family, state)
     try:
-        state = loop.advance(state, StepOutput({name: promised(unit, name) for name in plan.writes}))
-        following = loop.next(state)
+        output = StepOutput({name: promised(unit, name) for name in plan.writes})
+        state = _loop(family, state).advance(state, output)
+        following = _plan(family, state)
     except Exception:
         log.exception("loop %s cannot look ahead", state.loop)
         return None
@@ -99,7 +100,7 @@ def _fold_in(job: Job, family: Family, state: LoopState, done: StepCompleted) ->
     node = node_of(job, family)
     loop = _loop(family, state)
     state = loop.advance(state, StepOutput(done.tensors, done.scalars))
-    plan = loop.next(state)
+    plan = _plan(family, state)
     if isinstance(plan, WorkPlan):
         return Turn((), state, plan)
     made = NodeCompleted(node=node.name, outputs=loop.finalize(state))
@@ -144,10 +145,23 @@ def _wire(into: str, source: str, outputs: dict[str, TensorRef]) -> list[tuple[s
 
 def _next(family: Family, state: LoopState) -> WorkPlan:
     """The step after a state that was kept, which is one that has a step after it."""
-    plan = _loop(family, state).next(state)
+    plan = _plan(family, state)
     if isinstance(plan, Done):
         raise ValueError(f"{state.loop} has nothing to do from step {state.step}")
     return plan
+
+
+def _plan(family: Family, state: LoopState) -> WorkPlan | Done:
+    """The loop's next step. Whether what it derives is stored is the card's to say, not the loop's."""
+    plan = _loop(family, state).next(state)
+    if isinstance(plan, WorkPlan) and plan.derives:
+        return replace(plan, snapshot=_is_snapshot(family.card.loops[state.loop].snapshot_every, state))
+    return plan
+
+
+def _is_snapshot(every: int | UnsetType, state: LoopState) -> bool:
+    done = state.step + 1
+    return every is UNSET or done % every == 0 or done == state.steps
 
 
 def _started(node: Node, state: LoopState) -> NodeStarted:

@@ -29,6 +29,7 @@ from engine.job import Job, State
 from engine.lease import Lease
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
+from engine.needs import grown
 from engine.reconcile import Reconciler
 from store.journal import Journal, News
 
@@ -378,6 +379,8 @@ class Engine:
             self._fail(actor, "error", f"loop {plan.loop} promised another step than the one after step {plan.step}")
             return
         self.steps += 1
+        assert actor.plan is not None, "a step that came back was sent"
+        actor.refolds = grown(actor.refolds, actor.plan, done)
         actor.state, actor.plan = turn.state, turn.plan
         actor.held = actor.held.union(ref.digest for ref in result.tensors.values())
         self.ledger.write(actor, [done, *turn.events], inline=arrived)

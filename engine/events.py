@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from cards.loop import LoopState
 from cards.request import RequestChanges, ResolvedRequest
-from cards.wire import ArtifactRef, ModelIdentity, Scalar, TensorRef
+from cards.wire import ArtifactRef, ModelIdentity, Refold, Scalar, TensorRef
 from engine.errors import UnknownEvent, UnreadableBody
 from engine.upcast import UPCASTS, Upcast, upcast
 from store.journal import Event, NewEvent
@@ -64,6 +64,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     artifacts: dict[str, ArtifactRef]
     fingerprint: str | None
     exact: bool
+    refolds: tuple[Refold, ...] = ()
+    """What makes the tensors again that are not stored."""
 
 
 class JobAdmitted(Struct, frozen=True, kw_only=True, tag="job_admitted"):
@@ -96,7 +98,10 @@ class NodeStarted(Struct, frozen=True, kw_only=True, tag="node_started"):
 
 
 class StepCompleted(Struct, frozen=True, kw_only=True, tag="step_completed"):
-    """Steps [0, step] of the node are done. `tensors` are what this one made, by content."""
+    """Steps [0, step] of the node are done. `tensors` are what this one made, by content.
+
+    The bytes of the `derived` among them are not stored: they follow from what the step read and its other tensors.
+    """
 
     node: str
     step: int
@@ -106,6 +111,7 @@ class StepCompleted(Struct, frozen=True, kw_only=True, tag="step_completed"):
     artifacts: tuple[ArtifactRef, ...] = ()
     worker: str = ""
     seconds: float = 0.0
+    derived: tuple[str, ...] = ()
 
 
 class NodeCompleted(Struct, frozen=True, kw_only=True, tag="node_completed"):
@@ -284,5 +290,6 @@ def decode(event: Event, upcasts: Mapping[str, Upcast] = UPCASTS) -> JobEvent:
 
 
 def made(step: StepCompleted) -> list[str]:
-    """The digests of all bytes that a step made or handed through."""
-    return [*(ref.digest for ref in step.tensors.values()), *(ref.digest for ref in step.artifacts)]
+    """The digests of all bytes that a step left behind; what it derived is nowhere, unless another step has it too."""
+    tensors = (ref.digest for name, ref in step.tensors.items() if name not in step.derived)
+    return [*tensors, *(ref.digest for ref in step.artifacts)]

@@ -13,12 +13,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from engine import driver, verbs
-from engine.actor import JobActor, tensors
+from engine.actor import JobActor
 from engine.clock import Clock
 from engine.engine import Engine
 from engine.errors import Draining, GoneOn, NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
 from engine.events import JobEvent
 from engine.job import Job, fold
+from engine.needs import lacking, tensors
 from engine.past import Log, Past
 from store.errors import StoreError
 
@@ -192,7 +193,7 @@ class Operator:
         def revive(actor: JobActor) -> list[JobEvent]:
             if (actor.epoch, actor.version) != (log.epoch, log.version):
                 raise Overtaken(f"job {job_id} has moved on")
-            actor.state = walked.state
+            actor.state, actor.refolds = walked.state, walked.refolds
             return decide(actor.job)
 
         return await self._turn(job_id, revive)
@@ -206,7 +207,7 @@ class Operator:
             if actor.epoch != log.epoch:  # steps may have been added since, but nobody has rewound it
                 raise Overtaken(f"job {job_id} has changed hands")
             events = verbs.rewind(actor.job, to_step, walked.standing, reason)
-            actor.state = walked.state
+            actor.state, actor.refolds = walked.state, walked.refolds
             actor.out.clear()
             return events
 
@@ -229,6 +230,7 @@ class Operator:
         home = self._engine.fleet.seats.get(actor.home or "")
         family = self._engine.registry.get(job.model.name)
         at = home.hello.pool if home is not None else job.pool
+        taken_along = lacking(tensors(job, actor.state), actor.refolds).stored
         return Migration(
             outcome=Outcome.PLANNED if changes else Outcome.UNCHANGED,
             job=job.id,
@@ -236,7 +238,7 @@ class Operator:
             destination=f"pool:{pool}" if pool is not None else f"engine:{engine}",
             node=driver.node_of(job, family).name if family is not None else None,
             step=job.place.step,
-            nbytes=0 if pool == at else sum(ref.nbytes for ref in tensors(job, actor.state).values()),
+            nbytes=0 if pool == at else sum(ref.nbytes for ref in taken_along.values()),
         )
 
     async def _check_engine(self, engine: str) -> None:

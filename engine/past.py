@@ -9,13 +9,14 @@ from cards.registry import Registry
 from cards.wire import ModelIdentity
 from engine import course
 from engine import events as facts
-from engine.actor import needs, replay, stream
+from engine.actor import replay, stream
 from engine.check import history
 from engine.contents import Contents
 from engine.course import Walked
 from engine.errors import JobNotFound, NoSuchStep, StoreTrouble, TensorsGone, Unrunnable
 from engine.events import JobEvent, JobSubmitted, StepCompleted
 from engine.job import Job
+from engine.needs import needs
 from engine.reconcile import mismatch
 from store.errors import StoreError
 from store.journal import Journal
@@ -99,6 +100,6 @@ class Past:
 
     async def _stored(self, walked: Walked) -> bool:
         try:
-            return not await self._contents.keep(needs(walked.job, walked.state))
+            return not await self._contents.keep(needs(walked.job, walked.state, walked.refolds))
         except StoreError as error:
             raise StoreTrouble(str(error)) from error

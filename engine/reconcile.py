@@ -7,11 +7,12 @@ from cards.card import Node
 from cards.registry import Registry
 from cards.wire import ModelIdentity
 from engine import driver, share, verbs
-from engine.actor import JobActor, needs, restore, stream
+from engine.actor import JobActor, restore, stream
 from engine.errors import HistoryError, LoopFailed
 from engine.events import JobCancelled, JobEvent, JobReleased
 from engine.job import Job, State, fold
 from engine.ledger import Ledger
+from engine.needs import needs
 from store.errors import CorruptBlob, StoreError
 from store.journal import JobRow, Journal, Loaded
 
@@ -166,7 +167,7 @@ class Reconciler:
 
     async def _load_inline(self, actors: Sequence[JobActor]) -> list[str | None]:
         """Read the small blobs that the jobs' states refer to. Returns what is wrong with those of each, or None."""
-        wanted = {digest for actor in actors for digest in needs(actor.job, actor.state)}
+        wanted = {digest for actor in actors for digest in needs(actor.job, actor.state, actor.refolds)}
         try:
             found = await self._journal.blobs(list(wanted))
         except CorruptBlob as error:

@@ -11,10 +11,10 @@ from msgspec import Struct
 from cards.family import Family
 from cards.wire import StepResult, UnitId, WorkUnit
 from engine import course, driver
-from engine.actor import needs
 from engine.contents import Contents
 from engine.course import Walked
 from engine.events import JobEvent, JobRewound, Stage, StepCompleted
+from engine.needs import lacking, tensors
 from store.errors import CorruptBlob, MissingBlob
 
 Execute = Callable[[WorkUnit, list[bytes]], Awaitable[StepResult]]
@@ -116,17 +116,23 @@ class _Device:
         """Execute the step again. The difference between what it makes and what the log says it made."""
         turn = driver.resume(walked.job, family, walked.state)
         assert turn.state is not None and turn.plan is not None  # noqa: PT018
-        keep = frozenset(needs(walked.job, turn.state))
-        inline = sorted(keep - self._held)
+        wanted = tensors(walked.job, turn.state)
+        kept = self._keep.union(wanted)
+        lacks = lacking(wanted, walked.refolds, self._held & kept)
+        inline = sorted(lacks.stored)
         try:
             frames = [await self._contents.get(digest) for digest in inline]
         except (MissingBlob, CorruptBlob) as error:
             return Difference(event.node, event.step, "state", "cannot be started from", str(error), "nothing")
         unit = WorkUnit(
-            UnitId(walked.job.id, 0, turn.state.step, 0), turn.plan, inline=tuple(inline), keep=(*keep, *self._keep)
+            UnitId(walked.job.id, 0, turn.state.step, 0),
+            turn.plan,
+            inline=tuple(inline),
+            keep=tuple(kept),
+            refolds=lacks.refolds,
         )
         result = await self._execute(unit, frames)
-        self._held = (self._held & (keep | self._keep)) | keep | {ref.digest for ref in result.tensors.values()}
+        self._held = (self._held & kept).union(wanted, (ref.digest for ref in result.tensors.values()))
         if result.error is not None:
             return Difference(event.node, event.step, "step", "the step failed", "completed", result.error.message)
         return _compare(event, result, "re-execution made other bytes")
@@ -136,6 +142,8 @@ async def _check_stored(event: StepCompleted, contents: Contents) -> tuple[int, 
     """How many of the step's tensors are no longer stored, and the first whose bytes are damaged."""
     missing = 0
     for name, digest in _digests(event).items():
+        if name in event.derived:
+            continue
         try:
             await contents.get(digest)
         except MissingBlob:

@@ -7,6 +7,7 @@ WorkerError
  - BlobLost            bytes that a step needs are gone or damaged
  - OutOfDate           a unit of an epoch that another has followed here already
  - BrokenPromise       a step made other tensors than its plan said, or not the one that a unit behind it reads
+ - FoldDiffers         what a step derived came out otherwise when it was made again
 """
 
 
@@ -42,6 +43,14 @@ class OutOfDate(WorkerError):
 class BrokenPromise(WorkerError):
     def __init__(self, promise: str) -> None:
         super().__init__(f"what a step promised to make and what it made differ: {promise}")
+
+
+class FoldDiffers(WorkerError):
+    def __init__(self, step: int, name: str, logged: str, found: str) -> None:
+        super().__init__(
+            f"{name} of step {step}, made again from what is stored, is {found[:16]} and not {logged[:16]}: "
+            "other bytes, other code or other numerics than when the step ran"
+        )
 
 
 class Refused(WorkerError):

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards import codec
 from cards.family import Components, Made, StepBody
+from cards.folding import MADE, fold_of
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
-from workers.errors import BlobLost, BlobsUnavailable, BrokenPromise
+from workers.errors import BlobLost, BlobsUnavailable, BrokenPromise, FoldDiffers
+from workers.naming import Named, Naming
 from workers.resident import BlobStore, Resident
 
 if TYPE_CHECKING:
@@ -63,38 +66,67 @@ class Executor:
         try:
             self.resident.follow(unit.id.job, unit.id.epoch)
             self.resident.admit(unit.id.job, unit.keep, dict(zip(unit.inline, frames, strict=True)))
+            if unit.refolds:
+                self._refold(unit)
             reads = {name: self.resident.resolve(unit.id.job, ref) for name, ref in unit.plan.reads.items()}
-            tensors = {name: self.resident.get(unit.id.job, ref) for name, ref in reads.items()}
+            tensors = self._tensors(unit.id.job, reads)
             made = self._step(unit.plan, tensors)
-            named = {id(tensors[name]): ref for name, ref in reads.items()}
-            return self._answer(unit.id, unit.plan.writes, made, named, perf_counter() - began)
+            seconds = perf_counter() - began
+            naming = Naming(reads, tensors, self.resident.unstored(unit.id.job))
+            named = naming.name(made.tensors)
+            if unit.plan.derives:
+                named |= self._derived(replace(unit.plan, reads=reads), made, tensors, named, naming)
+            if unit.plan.writes is not None and set(named) != set(unit.plan.writes):
+                raise BrokenPromise(", ".join(sorted(set(named) ^ set(unit.plan.writes))))
+            return self._answer(unit.id, made, named, naming, seconds)
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
             return Answer(StepResult(id=unit.id, error=_step_error(error), seconds=perf_counter() - began))
 
-    def _step(self, plan: WorkPlan, tensors: "dict[str, torch.Tensor]") -> Made:
+    def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
+        return {name: self.resident.get(job, ref) for name, ref in reads.items()}
+
+    def _step(self, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
         import torch
 
         model = self._models[plan.instance]
         with torch.inference_mode():
             return model.bodies[plan.kind](model.components, plan, tensors)
 
-    def _answer(
+    def _derived(
         self,
-        unit: UnitId,
-        writes: tuple[str, ...] | None,
+        plan: WorkPlan,
         made: Made,
-        named: dict[int, TensorRef],
-        seconds: float,
-    ) -> Answer:
-        """`named` are the tensors that the step read, by object: one that is handed through has a name already."""
-        blobs: dict[str, bytes] = {}
-        tensors: dict[str, TensorRef] = {}
-        if writes is not None and set(made.tensors) != set(writes):
-            raise BrokenPromise(", ".join(sorted(set(made.tensors) ^ set(writes))))
-        for name, tensor in made.tensors.items():
-            ref, kept = (named[id(tensor)], tensor) if id(tensor) in named else _named(tensor, blobs)
-            self.resident.put(unit.job, ref, kept, promised(unit, name))
-            tensors[name] = ref
+        tensors: "Mapping[str, torch.Tensor]",
+        outputs: Mapping[str, Named],
+        naming: Naming,
+    ) -> dict[str, Named]:
+        """What the step's fold makes. It is given what a later refold will be given, to the layout."""
+        fold = fold_of(plan, {name: one.ref for name, one in outputs.items()}, made.scalars)
+        derived = self._step(fold, {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}})
+        if set(derived.tensors) != set(plan.derives) or not outputs.keys().isdisjoint(plan.derives):
+            raise BrokenPromise(", ".join(sorted({*plan.derives} ^ {*derived.tensors} | {*plan.derives} & {*outputs})))
+        return naming.name(derived.tensors, store=plan.snapshot)
+
+    def _refold(self, unit: WorkUnit) -> None:
+        """Make what nobody stored, and then forget what it took."""
+        job = unit.id.job
+        for refold in unit.refolds:
+            tensors = self._tensors(job, refold.plan.reads)
+            made = self._step(refold.plan, tensors)
+            named = Naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
+            for name, ref in refold.makes.items():
+                if name not in named or named[name].ref != ref:
+                    found = named[name].ref.digest if name in named else "nothing"
+                    raise FoldDiffers(refold.plan.step, name, ref.digest, found)
+                self.resident.put(job, ref, named[name].tensor)
+                self.resident.unstored(job).add(ref.digest)
+        self.resident.admit(job, (*unit.keep, *(ref.digest for ref in unit.plan.reads.values())), {})
+
+    def _answer(self, unit: UnitId, made: Made, named: Mapping[str, Named], naming: Naming, seconds: float) -> Answer:
+        for name, one in named.items():
+            self.resident.put(unit.job, one.ref, one.tensor, promised(unit, name))
+        blobs = naming.blobs
+        self.resident.unstored(unit.job).update(naming.left_out - blobs.keys())
         artifacts: list[ArtifactRef] = []
         for artifact in made.artifacts:
             digest = codec.digest(artifact.data)
@@ -104,7 +136,7 @@ class Executor:
         large = {digest: data for digest, data in blobs.items() if digest not in inline}
         result = StepResult(
             id=unit,
-            tensors=tensors,
+            tensors={name: one.ref for name, one in named.items()},
             artifacts=tuple(artifacts),
             scalars=made.scalars,
             seconds=seconds,
@@ -113,20 +145,13 @@ class Executor:
         return Answer(result, tuple(inline.values()), large if self._stores else {})
 
 
-def _named(tensor: "torch.Tensor", blobs: dict[str, bytes]) -> "tuple[TensorRef, torch.Tensor]":
-    """Its name, and the tensor to go on with: the one that a resume would load, if that is not laid out alike."""
-    ref, data = codec.encode(tensor)
-    blobs[ref.digest] = data
-    alike = not tensor.storage_offset() and tensor.stride() == ref.strides
-    return ref, tensor if alike else codec.decode(data)
-
-
 def _step_error(error: Exception) -> StepError:
     import torch
 
     kinds = {
         BlobsUnavailable: "store_trouble",
         BlobLost: "corrupt_checkpoint",
+        FoldDiffers: "corrupt_checkpoint",
         MemoryError: "oom",
         torch.OutOfMemoryError: "oom",
     }

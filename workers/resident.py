@@ -41,6 +41,8 @@ class JobTensors(Struct):
     tensors: "dict[str, torch.Tensor]" = field(default_factory=dict)
     kept: dict[str, TensorRef] = field(default_factory=dict)
     epoch: int = 0
+    unstored: set[str] = field(default_factory=set)
+    """Those that were derived here, and are nowhere else."""
 
 
 class Resident:
@@ -67,7 +69,7 @@ class Resident:
         wanted = {*keep, *(ref.digest for ref in kept.values())}
         tensors = {digest: tensor for digest, tensor in held.tensors.items() if digest in wanted}
         tensors |= {digest: codec.decode(data) for digest, data in arrived.items()}
-        self._jobs[job] = JobTensors(tensors, kept, held.epoch)
+        self._jobs[job] = JobTensors(tensors, kept, held.epoch, held.unstored & tensors.keys())
 
     def resolve(self, job: str, ref: TensorRef) -> TensorRef:
         """The tensor that a promise has become; any other reference stands for itself. Raises BrokenPromise."""
@@ -85,11 +87,16 @@ class Resident:
             tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest))
         return tensors[ref.digest]
 
-    def put(self, job: str, ref: TensorRef, tensor: "torch.Tensor", promise: TensorRef) -> None:
+    def put(self, job: str, ref: TensorRef, tensor: "torch.Tensor", promise: TensorRef | None = None) -> None:
         """Hold a tensor that a unit has made, as itself and as what the unit promised."""
         held = self._jobs.setdefault(job, JobTensors())
         held.tensors[ref.digest] = tensor
-        held.kept[promise.digest] = ref
+        if promise is not None:
+            held.kept[promise.digest] = ref
+
+    def unstored(self, job: str) -> set[str]:
+        """The tensors that this device made and left out of what is stored."""
+        return self._jobs.setdefault(job, JobTensors()).unstored
 
     def release(self, job: str) -> None:
         self._jobs.pop(job, None)

@@ -1,4 +1,4 @@
-"""`python -m ops.bench [overhead|steps|recovery|livez|blobs ...]`: the figures, with the machine they were seen on."""
+"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds ...]`: the figures, and the machine they are of."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import blobs, livez, overhead, recovery, steps
+from ops.bench import blobs, folds, livez, overhead, recovery, steps
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -18,6 +18,7 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "recovery": recovery.run,
     "livez": livez.run,
     "blobs": blobs.run,
+    "folds": folds.run,
 }
 
 

@@ -1,16 +1,20 @@
 """A card contradicts itself in nothing, and is the same card on every machine."""
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import asdict, replace
 
 from cards.card import ComponentSpec, LoopSpec, ModelCard, Node, OutputSpec, ParitySpec, Range, from_json, to_json
 from cards.errors import InvalidCard
 from cards.shapes.card import CARD as SHAPES
+from tests.history import FOLDER
 from tests.toy import CARD as TOY
 
 OTHERS: dict[str, Any] = {
@@ -48,6 +52,36 @@ def test_a_change_of_any_field_is_another_card() -> None:
 
     assert OTHERS.keys() == asdict(TOY).keys()
     assert len(digests | {TOY.digest}) == len(OTHERS) + 1
+
+
+@pytest.mark.parametrize(
+    ("card", "digest"),
+    [
+        (TOY, "07c6d44609136f65fc3fb5279837f60a34c762785fff1728bbe869c9d3f592f9"),
+        (SHAPES, "18c97c271a3f02690dbfb1ec5bae510613ed1ab53f09ce3d5f23ed494e9c9336"),
+    ],
+    ids=["toy", "shapes"],
+)
+def test_a_card_is_still_the_one_that_jobs_on_disk_pin(card: ModelCard, digest: str) -> None:
+    """With other digests no job of an older release could run: a new field must be absent unless it is set."""
+    assert card.digest == digest
+
+
+def test_the_old_store_pins_the_toy_card() -> None:
+    with closing(sqlite3.connect(FOLDER / "schema-0001.db")) as store:
+        bodies = [body for (body,) in store.execute("SELECT body FROM events WHERE type = 'job_submitted'")]
+
+    assert {msgspec.msgpack.decode(body)["model"]["card"] for body in bodies} == {TOY.digest}
+
+
+def test_how_often_a_loop_is_stored_is_part_of_its_card() -> None:
+    def every(n: int) -> ModelCard:
+        return replace(TOY, loops=TOY.loops | {"count": replace(TOY.loops["count"], snapshot_every=n)})
+
+    assert len({TOY.digest, every(1).digest, every(8).digest}) == 3
+    assert from_json(to_json(every(8))).loops["count"].snapshot_every == 8
+    with pytest.raises(InvalidCard, match=r"loops\.count\.snapshot_every: 0 is less than 1"):
+        every(0).validate()
 
 
 def test_another_process_gives_a_card_the_same_digest() -> None:

@@ -6,9 +6,9 @@ from msgspec import Struct
 
 from cards.wire import UnitId, WorkUnit
 from engine import driver
-from engine.actor import needs
 from engine.events import JobAdmitted, JobSubmitted, StepCompleted
 from engine.job import fold
+from engine.needs import tensors
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
 from tests import toy
@@ -48,7 +48,7 @@ def _run(submitted: JobSubmitted) -> Ending:
     turn = driver.resume(job, toy.FAMILY, None)
     steps: list[Made] = []
     while turn.plan is not None and turn.state is not None:
-        unit = WorkUnit(UnitId(job.id, 0, len(steps), 0), turn.plan, keep=needs(job, turn.state))
+        unit = WorkUnit(UnitId(job.id, 0, len(steps), 0), turn.plan, keep=tuple(tensors(job, turn.state)))
         try:
             result = executor.run(unit, []).result
         except toy.Died:

@@ -9,6 +9,9 @@ from typing import get_args
 import pytest
 
 from engine.events import JobEvent
+from tests import toy
+from tests.folded import Folded
+from tests.simulation import reference
 from tests.simulation.seeds import KEPT, Kept
 from tests.simulation.world import Report, simulate
 
@@ -29,6 +32,12 @@ def test_no_seed_finds_anything(first: int) -> None:
 
 def test_no_seed_finds_anything_where_two_engines_share_a_store() -> None:
     ran(*range(BLOCK // 2), engines=2)
+
+
+def test_no_seed_finds_anything_where_states_are_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "FAMILY", Folded(snapshot_every=3))
+    monkeypatch.setattr(reference, "_known", {})
+    ran(*range(BLOCK))
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: f"{kept.seed}-{kept.engines}")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cards import codec
-from cards.family import Components, Made
+from cards.family import Components, Made, StepBody
 from cards.wire import TensorRef, UnitId, WorkPlan, WorkUnit
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
@@ -34,11 +34,16 @@ class CountingBlobs(WorkerBlobs):
         return super().get(digest)
 
 
-def executor(body: Body, blobs: CountingBlobs | None = None, **options: Any) -> Executor:
+def executor(body: Body, blobs: CountingBlobs | None = None, *, fold: Body | None = None, **options: Any) -> Executor:
+    bodies = {"step": _of(body)} | ({"step.fold": _of(fold)} if fold is not None else {})
+    return Executor({"toy": Loaded({}, bodies)}, blobs or CountingBlobs(), **options)
+
+
+def _of(body: Body) -> StepBody:
     def step(components: Components, plan: WorkPlan, reads: Mapping[str, torch.Tensor]) -> Made:
         return body(reads)
 
-    return Executor({"toy": Loaded({}, {"step": step})}, blobs or CountingBlobs(), **options)
+    return step
 
 
 def unit(reads: dict[str, TensorRef] | None = None, *, job: str = "j", **fields: Any) -> WorkUnit:

@@ -1,0 +1,29 @@
+"""States that are folds: what a step derives from its outputs need not be stored, for it can be made again.
+
+A plan's `derives` says which tensors those are. The step's body makes the others. The body `<kind>.fold` makes these,
+of all that the step read and of what it made, which comes beside that as `made/<name>`: right after the step, and
+again before a later one where nobody has them any more. Of what it returns only the tensors count.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from cards.wire import Resources, Scalar, TensorRef, WorkPlan
+
+MADE = "made/"
+
+
+def fold_of(plan: WorkPlan, outputs: Mapping[str, TensorRef], scalars: Mapping[str, Scalar]) -> WorkPlan:
+    """What makes the tensors that a step with these outputs derives."""
+    return replace(
+        plan,
+        kind=f"{plan.kind}.fold",
+        reads=plan.reads | {f"{MADE}{name}": ref for name, ref in outputs.items()},
+        scalars=plan.scalars | {f"{MADE}{name}": value for name, value in scalars.items()},
+        writes=plan.derives,
+        derives=(),
+        snapshot=True,
+        emits=(),
+        resources=Resources(),
+    )
