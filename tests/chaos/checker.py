@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from engine import events as facts
-from engine.actor import restore, tensors
+from engine.actor import restore
 from engine.check import check, history
 from engine.contents import Contents
 from engine.events import (
@@ -23,6 +23,7 @@ from engine.events import (
     StepCompleted,
 )
 from engine.job import Job, State
+from engine.needs import needs
 from store import chain
 from store.errors import CorruptBlob, MissingBlob
 from store.journal import Event, Journal, Loaded
@@ -185,7 +186,7 @@ def _names(log: Log) -> Iterator[str]:
             yield from (ref.digest for ref in (*fact.tensors.values(), *fact.artifacts))
     if log.head is not None:
         saved = restore(log.head)
-        yield from tensors(saved.job, saved.state)
+        yield from needs(saved.job, saved.state, saved.refolds)
 
 
 def takeovers(logs: Mapping[str, Log]) -> int:
