@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from cards.registry import Registry
-from cards.wire import EngineMessage, Release, WorkPlan, WorkUnit
+from cards.wire import EngineMessage, Release, UnitId, WorkPlan, WorkUnit
 from engine import driver
 from engine.actor import JobActor, Sent
 from engine.driver import Ahead
@@ -57,6 +57,10 @@ class Dispatcher:
         """Have the job's worker forget it. The worker answers `Released`."""
         if actor.home is not None:
             await self._tell(actor.home, Release(actor.job.id, actor.epoch))
+
+    async def forget(self, worker: str, unit: UnitId) -> None:
+        """Have a worker forget what it holds of a job that it has nothing to do with any more."""
+        await self._tell(worker, Release(unit.job, unit.epoch))
 
     def _assign(self) -> list[Assignment]:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""

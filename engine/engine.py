@@ -348,6 +348,8 @@ class Engine:
         actor = self.ledger.actors.get(result.id.job)
         answered = self.fleet.answered(worker, result.id, result.seconds)
         if not answered or actor is None or not actor.out or actor.out[0].id != result.id:
+            if actor is None or actor.home != worker:  # what it made is of no use, and nobody else would tell it so
+                await self.dispatcher.forget(worker, result.id)
             await self._dispatch()  # it decides nothing, but the worker has room again
             return
         arrived = dict(zip(result.inline, frames, strict=False))

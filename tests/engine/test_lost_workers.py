@@ -85,6 +85,20 @@ async def test_a_result_under_another_epoch_version_or_attempt_decides_nothing(f
         assert (await running.ended(job.id)).state is State.COMPLETED
 
 
+async def test_a_worker_forgets_what_it_made_of_a_job_that_is_elsewhere() -> None:
+    """A unit of an engine that is gone was long on its way."""
+    async with World().engine() as running:
+        worker = running.workers[0]
+        await running.ended((await running.client.submit(request())).id)
+        late = replace(worker.ran[0], id=replace(worker.ran[0].id, job="job-elsewhere"))
+
+        worker.deliver(late, ())
+
+        await running.until(lambda: worker.ran[-1] == late)
+        await running.until(lambda: not worker.executor.resident.held().tensors)
+        await assert_unharmed(running)
+
+
 async def test_bytes_that_do_not_hash_to_their_name_cost_the_worker_its_seat() -> None:
     async with World().engine(workers=1) as running:
         worker = running.workers[0]
