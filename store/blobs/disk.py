@@ -56,10 +56,14 @@ def name_of(root: Path) -> str:
     if not file.is_file():
         root.mkdir(parents=True, exist_ok=True)
         fresh = root / f".{secrets.token_hex(8)}"
-        fresh.write_text(secrets.token_hex(16))
+        with fresh.open("w") as written:
+            written.write(secrets.token_hex(16))
+            written.flush()
+            os.fsync(written.fileno())  # after a power cut two folders with empty names would be one
         with suppress(FileExistsError):
             os.link(fresh, file)
         fresh.unlink()
+        Disk().sync_folder(root)
     return file.read_text()
 
 
