@@ -33,6 +33,7 @@ from ops.settings import Settings
 from ops.version import VERSION
 from ops.whereabouts import Whereabouts, announced
 from store.blobs import open_blobs
+from store.lock import held
 from store.open import open_journal
 
 log = logging.getLogger("keyframe.ops")
@@ -177,8 +178,10 @@ def make_folder(data: Path) -> None:
 
 @asynccontextmanager
 async def _link(settings: Settings) -> AsyncIterator[ZmqLink]:
+    """Raises BadSettings, StoreLocked if an engine of this data folder is up: the socket there is that one's."""
     try:
-        async with listen(settings.listen_workers or _private_address(settings.data)) as link:
-            yield link
+        with held(settings.data / "workers.lock"):
+            async with listen(settings.listen_workers or _private_address(settings.data)) as link:
+                yield link
     except zmq.ZMQError as error:
         raise BadSettings(f"cannot listen for workers at {settings.listen_workers}: {error.strerror}") from error

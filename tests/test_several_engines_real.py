@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.chaos.database import own_postgres
-from tests.processes import EngineProcess, engine, until
+from tests.processes import EngineProcess, engine, run, until
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +78,16 @@ def test_an_engine_that_starts_beside_another_leaves_its_jobs_alone(store: Store
 
             assert all(takers(two, job) == [name_of(one, store)] for job in jobs)
             assert each_step_once(two, jobs, 20)
+
+
+def test_a_second_engine_of_one_data_folder_is_refused_in_a_line(store: Store) -> None:
+    with store.engine("one") as one:
+        second = run("engine", "serve", data=one.data, store=store.url, port=0)
+
+        assert second.returncode == 1
+        assert f"the engine with pid {one.process.pid} holds" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert one.http.get("/readyz").is_success
 
 
 def test_the_jobs_of_an_engine_that_is_killed_are_shared_out(store: Store) -> None:
