@@ -17,12 +17,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ModelIdentity
+from engine import course
 from engine import events as facts
 from engine.actor import Saved, replay, restore, saved_body, stream
 from engine.check import history
 from engine.contents import Contents
-from engine.errors import BadBundle, HistoryError, JobExists, JobNotFound
+from engine.errors import BadBundle, EngineError, HistoryError, JobExists, JobNotFound
 from engine.events import JobImported, JobResumed, StepCompleted
 from engine.job import Job, State
 from engine.needs import needs
@@ -165,13 +167,16 @@ def _sync_folder(folder: Path) -> None:
 # -- in -----------------------------------------------------------------------------------------------------------
 
 
-async def take_in(journal: Journal, blobs: Blobs, file: Path, *, at: float) -> Job:
+async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path, *, at: float) -> Job:
     """Keep a bundle's job in this store: from then on an engine here goes on with it, if it has not ended.
+
+    Where its card is known, its state must be the one that the log leads to.
 
     Raises BadBundle, JobExists, StoreUnavailable.
     """
     bundle = await anyio.to_thread.run_sync(read, file)
     manifest = bundle.manifest
+    _check_state(file, bundle, registry)
     inline = await anyio.to_thread.run_sync(_keep_blobs, file, blobs, _required(bundle))
     copy = _copy(bundle, inline, at)
     try:
@@ -213,6 +218,20 @@ def _check(file: Path, bundle: Bundle) -> None:
         raise BadBundle(file.name, str(error)) from error
     if saved.job != job:
         raise BadBundle(file.name, "its checkpoint is not what its log folds to")
+
+
+def _check_state(file: Path, bundle: Bundle, registry: Registry) -> None:
+    """No hash of the log covers the checkpoint, but the log says what must be in it. Raises BadBundle."""
+    saved = restore(_loaded(bundle))
+    family = registry.get(saved.job.model.name)
+    if saved.job.terminal or family is None or family.card.digest != saved.job.model.card:
+        return
+    try:
+        walked = course.follow([facts.decode(event) for event in bundle.events], family)
+    except EngineError as error:
+        raise BadBundle(file.name, str(error)) from error
+    if walked.state is not None and walked.state != saved.state:
+        raise BadBundle(file.name, "its checkpoint has another state than its log leads to")
 
 
 def _loaded(bundle: Bundle) -> Loaded:

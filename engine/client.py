@@ -141,7 +141,7 @@ class Client:
         if self._engine.draining:
             raise Draining
         try:
-            job = await bundle.take_in(self._journal, self._blobs, file, at=self._clock.now())
+            job = await bundle.take_in(self._journal, self._blobs, self._engine.registry, file, at=self._clock.now())
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
         self._engine.look_for_work()

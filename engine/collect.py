@@ -137,6 +137,7 @@ async def _marked(journal: Journal, registry: Registry, retention: Retention, no
     for step, walked in enumerate(states):
         if retention.keeps(step, len(states) - 1):
             live.update(needs(walked.job, walked.state, walked.refolds))
+            live.update(ref.digest for ref in walked.job.artifacts.values())
     return live
 
 

@@ -31,7 +31,7 @@ from engine.ledger import Ledger
 from engine.link import Arrived, Link
 from engine.needs import grown
 from engine.reconcile import Reconciler
-from store.journal import Journal, News
+from store.journal import EngineRow, Journal, News
 
 log = logging.getLogger("keyframe.engine")
 
@@ -217,12 +217,16 @@ class Engine:
         if (actor := self.ledger.actors.get(job_id)) is not None:
             with suppress(Overtaken):
                 await self.ledger.overtaken(actor, news.epoch)
+        self.reconciler.unrunnable.pop(job_id, None)
         self.hub.wake(job_id)
+
+    async def engines(self) -> dict[str, EngineRow]:
+        """Those with a live lease, by name."""
+        return {engine.name: engine for engine in await self._journal.engines() if engine.left_s > 0}
 
     async def peers(self) -> list[str]:
         """The engines that work on this store now, this one among them."""
-        live = [engine.name for engine in await self._journal.engines() if engine.left_s > 0]
-        return sorted({self.settings.name, *live})
+        return sorted({self.settings.name, *await self.engines()})
 
     async def is_first(self) -> bool:
         """Whether what one engine should do for all is this one's to do."""

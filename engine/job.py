@@ -252,7 +252,9 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
             return _rewound(job, event)
         case JobMigrated():
             return replace(job, pool=event.pool or job.pool, owner=event.engine or job.owner)
-        case JobReleased() | JobImported() | JobCancelled() | JobTerminated() | JobCompleted() | JobMovedAway():
+        case JobImported():
+            return replace(job, owner=None, pool=None)
+        case JobReleased() | JobCancelled() | JobTerminated() | JobCompleted() | JobMovedAway():
             return replace(job, owner=None)
         case CancelRequested():
             return job

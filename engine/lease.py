@@ -8,6 +8,8 @@ Rule 2: its holder counts from when it *sent* the renewal, on a clock that nobod
 import logging
 from collections.abc import Callable, Sequence
 
+import anyio
+
 from engine.clock import Clock
 from store.errors import StoreError
 from store.journal import Journal
@@ -42,6 +44,7 @@ class Lease:
         self._until = float("-inf")
         self._had = False
         self._ended = False
+        self._turn = anyio.Lock()
 
     @property
     def held(self) -> bool:
@@ -67,6 +70,10 @@ class Lease:
 
     async def renew(self) -> None:
         """Take the lease, or keep it. One that had run out is a new one: what was held under it is not any more."""
+        async with self._turn:
+            await self._renew()
+
+    async def _renew(self) -> None:
         self.check()
         if self._ended:
             return
@@ -83,6 +90,10 @@ class Lease:
     async def end(self) -> None:
         """Others may take over at once."""
         self._ended, self._had = True, False
+        async with self._turn:  # a renewal that is on its way would come behind
+            await self._end()
+
+    async def _end(self) -> None:
         try:
             await self._journal.end_lease(self._engine)
         except StoreError as error:

@@ -113,7 +113,7 @@ class Operator:
         actor = await self._ledger.find(job_id)
         await self._heard(actor)
         if engine is not None:
-            await self._check_engine(engine)
+            await self._check_engine(actor.job, engine)
         plan = self._plan(actor, pool, engine)
         if dry_run:
             return plan
@@ -241,14 +241,18 @@ class Operator:
             nbytes=0 if pool == at else sum(ref.nbytes for ref in taken_along.values()),
         )
 
-    async def _check_engine(self, engine: str) -> None:
+    async def _check_engine(self, job: Job, engine: str) -> None:
         """Raises NoSuchPlace, StoreTrouble."""
         try:
-            peers = await self._engine.peers()
+            live = await self._engine.engines()
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
-        if engine not in peers:
-            raise NoSuchPlace(f"no engine {engine!r} works on this store; there are: {', '.join(peers)}")
+        mine = engine == self._engine.settings.name
+        if engine not in live and not mine:
+            peers = ", ".join(sorted({self._engine.settings.name, *live}))
+            raise NoSuchPlace(f"no engine {engine!r} works on this store; there are: {peers}")
+        if not mine and job.model.name not in live[engine].models:
+            raise NoSuchPlace(f"engine {engine!r} has no workers for {job.model.name!r} now")
 
     def _check_pool(self, job: Job, pool: str) -> None:
         """Raises NoSuchPlace."""

@@ -100,6 +100,7 @@ class Past:
 
     async def _stored(self, walked: Walked) -> bool:
         try:
-            return not await self._contents.keep(needs(walked.job, walked.state, walked.refolds))
+            artifacts = [ref.digest for ref in walked.job.artifacts.values()]
+            return not await self._contents.keep([*needs(walked.job, walked.state, walked.refolds), *artifacts])
         except StoreError as error:
             raise StoreTrouble(str(error)) from error

@@ -90,6 +90,8 @@ class Reconciler:
         actors, trouble = self._ledger.actors, self._ledger.trouble
         limit = self._max_active + len(actors) + len(self.unrunnable)
         rows = await self._journal.claimable(self._engine, limit)
+        there = {row.id for row in rows}
+        self.unrunnable = {job: why for job, why in self.unrunnable.items() if job in there}
         unclaimed = await self._ours([row for row in rows if row.id not in actors and row.id not in self.unrunnable])
         if not actors and not unclaimed:
             self._ledger.trouble = None  # nothing is left to try it on; whoever writes next will find out

@@ -41,7 +41,7 @@ async def verify_bundle(
 ) -> tuple[Verdict, list[str]]:
     """The same of an exported job, in no store. Raises BadBundle, UnknownModel."""
     journal, blobs = MemoryJournal(), MemoryBlobs()
-    job = await take_in(journal, blobs, file, at=0.0)
+    job = await take_in(journal, blobs, registry.load(settings.families), file, at=0.0)
     return await _verify(settings, journal, blobs, job.id, progress, from_step)
 
 

@@ -31,6 +31,9 @@ class Admitted(Struct, frozen=True):
     """An append that is to be written, the hashes of its events, and where it leaves the stream."""
 
     append: Append
+    was: bytes
+    """The hash that its first event follows."""
+
     hashes: tuple[bytes, ...]
     head: Head
 
@@ -71,4 +74,4 @@ def _admitted(append: Append, head: Head) -> Admitted:
     for version, event in enumerate(append.events, start=append.expected + 1):
         tip = link(tip, append.stream, version, epoch, event.type, append.at, event.body)
         hashes.append(tip)
-    return Admitted(append, tuple(hashes), Head(append.expected + len(append.events), epoch, tip))
+    return Admitted(append, head.hash, tuple(hashes), Head(append.expected + len(append.events), epoch, tip))

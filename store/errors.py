@@ -6,6 +6,7 @@ StoreError
  - CorruptBlob        bytes on disk do not hash to their name
  - MissingBlob        no bytes under that name
  - StoreUnavailable   the disk or the database does not take writes now
+ - StoreRefused       an append that the database cannot take, whenever it is asked
  - StoreLocked        another engine holds this store
  - SchemaMismatch     the store's schema is older or newer than this code
  - BadStoreUrl        a URL that names no store
@@ -55,6 +56,12 @@ class MissingBlob(StoreError):
 
 class StoreUnavailable(StoreError):
     """The disk or the database refused; the message is its own."""
+
+
+class StoreRefused(StoreError):
+    def __init__(self, stream: str, error: Exception) -> None:
+        super().__init__(f"{stream}: the database cannot take this: {type(error).__name__}: {error}")
+        self.stream = stream
 
 
 class StoreLocked(StoreError):

@@ -29,14 +29,14 @@ WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock({WRITE_LOCK})),
 heads AS MATERIALIZED (
     SELECT h.* FROM turn, unnest(
         %(h_stream)b::text[], %(h_expected)b::bigint[], %(h_held)b::bigint[],
-        %(h_version)b::bigint[], %(h_epoch)b::bigint[], %(h_hash)b::bytea[], %(h_lease)b::text[]
-    ) AS h (stream, expected, held, version, epoch, hash, lease)
+        %(h_version)b::bigint[], %(h_epoch)b::bigint[], %(h_was)b::bytea[], %(h_hash)b::bytea[], %(h_lease)b::text[]
+    ) AS h (stream, expected, held, version, epoch, was, hash, lease)
     WHERE h.lease = '' OR EXISTS (
         SELECT FROM engines WHERE name = h.lease AND expires_at > extract(epoch FROM clock_timestamp()))
 ),
 moved AS (
     UPDATE streams SET version = h.version, epoch = h.epoch, hash = h.hash FROM heads h
-    WHERE streams.stream = h.stream AND streams.version = h.expected AND streams.epoch = h.held
+    WHERE streams.stream = h.stream AND streams.version = h.expected AND streams.epoch = h.held AND streams.hash = h.was
     RETURNING streams.stream
 ),
 made AS (
@@ -166,7 +166,7 @@ class GroupWriter:
 
 
 COLUMNS = {
-    "h": ("stream", "expected", "held", "version", "epoch", "hash", "lease"),
+    "h": ("stream", "expected", "held", "version", "epoch", "was", "hash", "lease"),
     "e": ("stream", "version", "epoch", "type", "at", "body", "hash"),
     "c": ("stream", "version", "body"),
     "k": ("key", "fingerprint", "stream"),
@@ -185,11 +185,17 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 
 def _head_changes(admitted: Iterable[Admitted]) -> list[Row]:
     """From where the first append to a stream expects it to where the last one leaves it."""
-    first: dict[str, Append] = {}
+    first: dict[str, Admitted] = {}
     for each in admitted:
-        first.setdefault(each.append.stream, each.append)
+        first.setdefault(each.append.stream, each)
     return [
-        head | {"expected": one.expected, "held": one.epoch, "lease": one.lease or ""}
+        head
+        | {
+            "expected": one.append.expected,
+            "held": one.append.epoch,
+            "was": one.was,
+            "lease": one.append.lease or "",
+        }
         for head in head_rows(admitted)
         for one in [first[head["stream"]]]
     ]

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from store.answer import Answer, settle
-from store.errors import StoreLocked, StoreUnavailable, StreamConflict
+from store.errors import StoreError, StoreLocked, StoreRefused, StoreUnavailable, StreamConflict
 from store.journal import Append, Appended
 from store.session import Session
 
@@ -93,7 +93,9 @@ class Writer:
         """A transaction of its own between two groups."""
         if not self._running:
             raise _not_running()
-        return await run_sync(self._session.transact, work)
+        done = await run_sync(self._session.transact, work)
+        self._written()
+        return done
 
     def statistics(self) -> WriterStatistics:
         return WriterStatistics(groups=self._groups, appends=self._appends, queued=self._waiting)
@@ -148,8 +150,10 @@ class Writer:
             return StreamConflict(append.stream, append.expected, append.epoch)
         except StoreLocked as error:
             return StoreUnavailable(*error.args)
-        except Exception as error:  # noqa: BLE001  it is for whoever awaits the append; the thread serves the others
+        except StoreError as error:
             return error
+        except Exception as error:  # noqa: BLE001  it is for whoever awaits the append; the thread serves the others
+            return StoreRefused(append.stream, error)
         return answer
 
 

@@ -20,6 +20,11 @@ from ops.tables import show_one
 from store.blobs import open_blobs
 from store.open import open_journal
 
+MOVING = "moving"
+"""How the reason of a pause begins that is for the way only."""
+
+RESTING = ("paused", "quarantined")
+
 TRIES = 50
 """How often a step that is out may come back while its job is being written."""
 
@@ -40,16 +45,26 @@ async def _export(arguments: argparse.Namespace, settings: Settings) -> int:
         async with engine_for(settings, arguments.job) as engine:
             manifest = await _move(engine, arguments, settings)
     else:
-        manifest = await _write(arguments, settings)
+        manifest = await _write(arguments.job, arguments.out, settings)
     show_one(msgspec.to_builtins(manifest) | {"file": str(arguments.out)}, as_json=arguments.json)
     return 0
 
 
 async def _move(engine: Remote, arguments: argparse.Namespace, settings: Settings) -> Manifest:
-    """Until nobody has written to the log between the file and the word that it goes on elsewhere."""
-    paused = await engine.act(arguments.job, "pause", reason=f"moving to {arguments.out.name}")
+    """Until nobody has written to the log between the file and the word that it goes on elsewhere.
+
+    The file has its name once the job is let go of. Broken off before, the job is paused and the command can be given
+    again; broken off between the two, all that is left to do is the name.
+    """
+    part = arguments.out.with_name(f".{arguments.out.name}.moving")
+    job = await engine.job(arguments.job)
+    if job["status"] == "moved":
+        return _named(part, arguments)
+    if job["status"] not in RESTING:
+        await engine.act(arguments.job, "pause", reason=f"{MOVING} to {arguments.out.name}")
+    resumes = job["status"] not in RESTING or (job["reason"] or "").startswith(MOVING)
     for _ in range(TRIES):
-        manifest = await _write(arguments, settings, moved=True, resumes=paused["outcome"] == "done")
+        manifest = await _write(arguments.job, part, settings, moved=True, resumes=resumes)
         try:
             await engine.act(arguments.job, "moved", version=manifest.version, to=arguments.out.name)
         except Refused as refused:
@@ -57,14 +72,25 @@ async def _move(engine: Remote, arguments: argparse.Namespace, settings: Setting
                 raise
             await anyio.sleep(0.1)
         else:
-            return manifest
-    raise BadSettings(f"job {arguments.job} goes on and on though it is paused; the file is not to be used")
+            return _named(part, arguments)
+    raise BadSettings(f"job {arguments.job} goes on and on though it is paused; ask again")
 
 
-async def _write(arguments: argparse.Namespace, settings: Settings, **how: bool) -> Manifest:
+def _named(part: Path, arguments: argparse.Namespace) -> Manifest:
+    """Raises BadSettings, BadBundle."""
+    if not part.exists():
+        raise BadSettings(f"job {arguments.job} has moved already, and not to {arguments.out}")
+    manifest = bundle.read(part).manifest
+    if manifest.job != arguments.job:
+        raise BadSettings(f"out: {part} is of job {manifest.job}; choose another name")
+    part.replace(arguments.out)
+    return manifest
+
+
+async def _write(job: str, file: Path, settings: Settings, **how: bool) -> Manifest:
     async with open_journal(settings.store_url, writable=False) as journal:
         contents = Contents(journal, open_blobs(settings.blobs_url))
-        return await bundle.export(journal, contents, arguments.job, arguments.out, origin=socket.gethostname(), **how)
+        return await bundle.export(journal, contents, job, file, origin=socket.gethostname(), **how)
 
 
 async def _import(arguments: argparse.Namespace, settings: Settings) -> int:

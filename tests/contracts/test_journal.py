@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -720,6 +721,26 @@ async def test_a_purged_stream_leaves_nothing_and_its_positions_are_not_given_ou
     assert await journal.job_of_key("k") is None
     appended = await journal.append(write("job/a", 0, b"new", row=job("a"), key=IdempotencyKey("k", "g")))
     assert appended == Appended(version=1, position=last + 1)
+
+
+async def test_a_stream_that_came_back_is_chained_to_what_came_back(journal: Journal) -> None:
+    """Forgotten and taken in again, at the same version and epoch, with another history."""
+    await journal.append(write("a", 0, b"1"))
+    async with open_journal("memory://") as other:
+        await other.append(write("a", 0, b"another"))
+        loaded, log = await other.load("a"), await other.read("a")
+    assert loaded is not None
+    await journal.purge("a", expected=1, epoch=0)
+    await journal.adopt(StreamCopy(stream="a", version=1, epoch=0, hash=loaded.hash, events=tuple(log)))
+
+    with suppress(StreamConflict):  # a writer may find out by being refused
+        await journal.append(write("a", 1, b"2"))
+    here = await journal.load("a")
+    assert here is not None
+    if here.version == 1:
+        await journal.append(write("a", 1, b"2"))
+
+    assert broken(await journal.read("a"), await journal.load("a")) is None
 
 
 @pytest.mark.parametrize(("expected", "epoch"), [(0, 0), (1, 1), (2, 0)])

@@ -134,6 +134,13 @@ def without_the_third(data: bytes) -> bytes:
     return msgspec.msgpack.encode(events[:2] + events[3:])
 
 
+def with_another_state(data: bytes) -> bytes:
+    checkpoint = msgspec.msgpack.decode(data)
+    saved = msgspec.msgpack.decode(checkpoint["body"])
+    saved["state"]["scalars"]["seed"] += 1
+    return msgspec.msgpack.encode(checkpoint | {"body": msgspec.msgpack.encode(saved)})
+
+
 @pytest.mark.parametrize(
     ("part", "change", "problem"),
     [
@@ -143,6 +150,7 @@ def without_the_third(data: bytes) -> bytes:
         ("events", without_the_third, "event 3 is missing"),
         ("events", lambda data: None, "cannot be read"),
         ("checkpoint", lambda data: data[: len(data) // 2], "cannot be read"),
+        ("checkpoint", with_another_state, "another state than its log leads to"),
         ("manifest", lambda data: None, "cannot be read"),
         ("manifest", with_other("job", "another"), "not of job another"),
         ("manifest", with_other("version", 3), "its head says 3"),

@@ -60,6 +60,20 @@ async def test_of_a_finished_job_the_last_steps_and_every_so_many_stay_for_a_whi
             assert (await running.ended((await running.client.fork(job, step)).id)).state is State.COMPLETED
 
 
+async def test_a_fork_has_the_artifacts_of_the_steps_that_it_shares(clock: SimClock) -> None:
+    """A preview has one name, and each step that makes one makes another: the job itself has only the last."""
+    world = world_of(clock)
+    async with world.engine() as running:
+        job = await done(running, steps=20, preview_every=2)
+
+        await swept(world, clock, steps_last=2, steps_every=8)
+
+        forked = await running.client.fork(job, 8)
+        assert forked.artifacts
+        for name in forked.artifacts:
+            assert (await running.client.artifact(forked.id, name))[1]
+
+
 async def test_a_long_time_after_its_end_a_job_has_its_artifacts_and_digests(clock: SimClock) -> None:
     world = world_of(clock)
     async with world.engine() as running:

@@ -26,7 +26,7 @@ async def steps(running: Running, job: str) -> list[Any]:
 async def with_another_engine() -> World:
     """A world in which another engine holds a lease, and does nothing so far."""
     world = World()
-    await world.journal.hold_lease("another", ttl_s=1e9)
+    await world.journal.hold_lease("another", ttl_s=1e9, models=("toy",))
     return world
 
 

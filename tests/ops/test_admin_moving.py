@@ -66,12 +66,17 @@ def test_a_paused_job_moves_and_stays_paused_and_a_copy_leaves_the_original_alon
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     with engine(here) as first:
-        job = first.submit(SLOW, steps=200)
+        job = first.submit("a count sleep=0.1 big=70000", steps=150)
         under_way(first, job)
         copied = admin("jobs", "export", job, "-o", tmp_path / "copy.tar", data=here, store=None)
         assert first.job(job)["status"] == "running"
         admin("jobs", "pause", job, data=here, store=None)
         admin("jobs", "export", job, "-o", tmp_path / "job.tar", "--move", data=here, store=None)
+        (tmp_path / "job.tar").rename(tmp_path / ".job.tar.moving")  # as if it had been killed just before the name
+        admin("jobs", "export", job, "-o", tmp_path / "job.tar", "--move", data=here, store=None)
+        assert "has moved already" in admin(
+            "jobs", "export", job, "-o", tmp_path / "other.tar", "--move", data=here, store=None, code=2
+        )
     assert copied["moved"] is False
 
     taken = admin("jobs", "import", tmp_path / "job.tar", data=there, store=None)  # no engine is up there, and no store
