@@ -6,6 +6,7 @@ if it came from a stranger: every hash of the chain, every digest, and that the 
 
 import io
 import os
+import secrets
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -88,6 +89,8 @@ async def export(
         raise JobNotFound(job_id)
     saved = restore(loaded)
     events = [event async for event in history(journal, stream(job_id)) if event.version <= loaded.version]
+    if problem := broken(events, loaded):
+        raise HistoryError(f"job {job_id}: {problem}; nobody could take it in")
     needed, wished = _named(saved, events)
     manifest = Manifest(
         job=job_id,
@@ -141,7 +144,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 @contextmanager
 def _written(file: Path) -> Iterator[tarfile.TarFile]:
     """A new file under another name, which gets its own once all of it is on disk."""
-    part = file.with_name(f".{file.name}.part")
+    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")  # two may write it at once
     try:
         with part.open("wb") as raw:
             with tarfile.open(fileobj=raw, mode="w") as tar:

@@ -285,7 +285,7 @@ def decode(event: Event, upcasts: Mapping[str, Upcast] = UPCASTS) -> JobEvent:
         if type not in _decoders:
             raise UnknownEvent(type)
         return _decoders[type](body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, TypeError) as error:  # a column of SQLite may have a text where bytes were
         raise UnreadableBody(f"event {event.version} ({event.type})", str(error)) from error
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import httpx
@@ -33,21 +34,21 @@ class Remote:
         return await self._json("POST", "/v1/jobs", json=request, headers=headers)
 
     async def job(self, job: str) -> JobObject:
-        return await self._json("GET", f"/v1/jobs/{job}")
+        return await self._json("GET", f"/v1/jobs/{_named(job)}")
 
     async def jobs(self, **query: str | int) -> list[JobObject]:
         data: list[JobObject] = (await self._json("GET", "/v1/jobs", params=query))["data"]
         return data
 
     async def cancel(self, job: str) -> JobObject:
-        return await self._json("POST", f"/v1/jobs/{job}/cancel")
+        return await self._json("POST", f"/v1/jobs/{_named(job)}/cancel")
 
     async def act(self, job: str, verb: str, **body: Any) -> JobObject:
         """What was asked to be done to a job, and what came of it."""
-        return await self._json("POST", f"/v1/jobs/{job}/{verb}", **({"json": body} if body else {}))
+        return await self._json("POST", f"/v1/jobs/{_named(job)}/{verb}", **({"json": body} if body else {}))
 
     async def purge(self, job: str) -> None:
-        await self._ask("DELETE", f"/v1/jobs/{job}")
+        await self._ask("DELETE", f"/v1/jobs/{_named(job)}")
 
     async def take_in(self, bundle: Path) -> JobObject:
         headers = {"Content-Type": "application/x-tar"}
@@ -61,10 +62,10 @@ class Remote:
         return data
 
     async def dismiss(self, worker: str, how: str, **body: Any) -> JobObject:
-        return await self._json("POST", f"/v1/workers/{worker}/{how}", **({"json": body} if body else {}))
+        return await self._json("POST", f"/v1/workers/{_named(worker)}/{how}", **({"json": body} if body else {}))
 
     async def artifact(self, job: str, name: str) -> bytes:
-        return (await self._ask("GET", f"/v1/jobs/{job}/artifacts/{name}")).content
+        return (await self._ask("GET", f"/v1/jobs/{_named(job)}/artifacts/{_named(name)}")).content
 
     async def events(self, job: str) -> AsyncIterator[dict[str, Any]]:
         """Everything that has happened and happens to the job, to its end; a dropped stream is taken up again.
@@ -76,7 +77,7 @@ class Remote:
         while failures < PATIENCE:
             headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
             try:
-                async with self._http.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as stream:
+                async with self._http.stream("GET", f"/v1/jobs/{_named(job)}/events", headers=headers) as stream:
                     if stream.status_code == httpx.codes.NO_CONTENT:  # there is nothing after this one
                         return
                     async for event in _events(stream):
@@ -102,6 +103,13 @@ class Remote:
         if response.is_error:
             raise Refused(_message(response), _kind(response))
         return response
+
+
+def _named(name: str) -> str:
+    """A part of a path, whatever is in it. Raises Refused for what names nothing."""
+    if name in ("", ".", "..") or "/" in name:  # which no path keeps apart
+        raise Refused(f"no job {name!r}", "job_not_found")
+    return quote(name, safe="")
 
 
 async def _chunks(file: Path) -> AsyncIterator[bytes]:

@@ -13,8 +13,9 @@ from engine.actor import replay, stream
 from engine.bundle import take_in
 from engine.check import history
 from engine.contents import Contents
-from engine.errors import JobNotFound
-from engine.events import JobEvent
+from engine.course import course
+from engine.errors import JobNotFound, NoSuchStep
+from engine.events import JobEvent, StepCompleted
 from engine.job import Job
 from engine.replay import Difference, Verdict, diff, verify
 from ops.blobs import WorkerBlobs
@@ -50,6 +51,9 @@ async def _verify(
 ) -> tuple[Verdict, list[str]]:
     log = await _log(journal, job_id)
     job = replay(log)
+    steps = sum(isinstance(event, StepCompleted) for event in course(log))
+    if from_step > steps:
+        raise NoSuchStep(job_id, "from_step", from_step, steps)
     family = registry.find(registry.load(settings.families), job.model.name)
     executor = Executor(load_models({job.model.name: family}), WorkerBlobs(MemoryBlobs()), stores=False)
 

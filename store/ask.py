@@ -70,7 +70,9 @@ def _postgres(connection: Connection, sql: str, timeout_s: float) -> Iterator[Ro
             yield cursor, iter(cursor)
     except psycopg.errors.QueryCanceled as error:
         raise BadQuestion(_in_our_words("interrupted", timeout_s)) from error
-    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise BadQuestion(_in_our_words("not authorized", timeout_s)) from error
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError, psycopg.InternalError) as error:
         problem = str(error).partition("\n")[0]
         begins = f'syntax error at or near "{next(iter(sql.split()), "")}"'
         raise BadQuestion(_in_our_words("not authorized" if problem == begins else problem, timeout_s)) from error

@@ -6,6 +6,7 @@ that was cut off is seen too. Nothing here keeps out someone who writes the whol
 
 from collections.abc import Iterable
 from struct import Struct as Layout
+from struct import error as NotAnEvent
 
 from blake3 import blake3
 
@@ -34,7 +35,7 @@ class Chain:
         if self._broken is not None:
             return
         version = self._version
-        expected = link(self._tip, event.stream, event.version, event.epoch, event.type, event.at, event.body)
+        expected = _expected(self._tip, event)
         if event.version != version + 1:
             self._broken = f"event {version + 1} is missing or out of order: {event.version} stands in its place"
         elif event.hash != expected:
@@ -51,6 +52,14 @@ class Chain:
         if head.version != self._version:
             return f"ends at event {self._version}, its head says {head.version}"
         return None if head.hash == self._tip else "the head does not carry the hash of the last event"
+
+
+def _expected(previous: bytes, event: Event) -> bytes | None:
+    """None for what no journal has written: SQLite keeps whatever type somebody puts into a column."""
+    try:
+        return link(previous, event.stream, event.version, event.epoch, event.type, event.at, event.body)
+    except (TypeError, AttributeError, NotAnEvent):
+        return None
 
 
 def broken(events: Iterable[Event], head: Loaded | None) -> str | None:

@@ -39,6 +39,8 @@ def add(jobs: Any) -> None:
 
 
 async def _export(arguments: argparse.Namespace, settings: Settings) -> int:
+    if not arguments.out.name or arguments.out.is_dir():
+        raise BadSettings(f"out: {arguments.out} is a folder; name a file in it")
     if not arguments.out.parent.is_dir():
         raise BadSettings(f"out: there is no folder {arguments.out.parent}")
     if arguments.move:

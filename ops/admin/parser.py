@@ -33,15 +33,21 @@ def command(group: Any, name: str, run: Command, what: str) -> argparse.Argument
     return parser
 
 
+MOST = 2**63 - 1
+"""More than any table has rows, and as much as a database takes."""
+
+
 def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
+    return _number(text, 1)
 
 
 def whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return _number(text, 0)
+
+
+def _number(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) < MOST):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} up")
     return int(text)
 
 

@@ -1,6 +1,8 @@
 """`engine-admin sql`: a question of one's own."""
 
 import argparse
+from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -38,11 +40,22 @@ async def _sql(arguments: argparse.Namespace, settings: Settings) -> int:
         answered = await anyio.to_thread.run_sync(asked)
     except BadQuestion as error:
         raise BadSettings(f"statement: {error}") from error
-    rows = [dict(zip(answered.columns, map(_plain, row), strict=True)) for row in answered.rows]
+    columns = _each_its_own(answered.columns)
+    rows = [dict(zip(columns, map(_plain, row), strict=True)) for row in answered.rows]
     show(rows, as_json=arguments.json)
     if answered.more:
         note(f"there are more than {arguments.limit} rows: give a higher --limit")
     return 0
+
+
+def _each_its_own(names: Sequence[str]) -> list[str]:
+    """Columns of one name are told apart by a number."""
+    seen: Counter[str] = Counter()
+    own = []
+    for name in names:
+        seen[name] += 1
+        own.append(name if seen[name] == 1 else f"{name}:{seen[name]}")
+    return own
 
 
 def _plain(value: object) -> object:
