@@ -185,8 +185,23 @@ async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path
     try:
         await journal.adopt(copy)
     except StreamConflict as error:
-        raise JobExists(manifest.job) from error
+        if not await _make_way(journal, bundle):
+            raise JobExists(manifest.job) from error
+        await journal.adopt(copy)
     return restore(_head(copy)).job
+
+
+async def _make_way(journal: Journal, bundle: Bundle) -> bool:
+    """Forget what is here of a job that moved away and comes back with all of it. Whether that is what it is."""
+    name = stream(bundle.manifest.job)
+    here = await journal.load(name)
+    if here is None or restore(here).job.state is not State.MOVED:
+        return False
+    before = [event.hash async for event in history(journal, name)][:-1]  # but for the word that it went
+    if before != [event.hash for event in bundle.events[: len(before)]]:
+        return False
+    await journal.purge(name, expected=here.version, epoch=here.epoch)
+    return True
 
 
 def read(file: Path) -> Bundle:

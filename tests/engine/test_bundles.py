@@ -69,6 +69,30 @@ async def test_a_job_that_is_moved_at_any_step_ends_with_the_same_bits_and_runs_
         assert kinds.count("job_imported") == kinds.count("job_resumed") == 1
 
 
+async def test_a_job_comes_back_to_where_it_was(tmp_path: Path) -> None:
+    here, there = World(), World()
+    async with here.engine() as first, there.engine() as second:
+        job = await held(first, 2)
+        away = await exported(here, job, tmp_path / "away.tar", moved=True)
+        await first.client.verbs.move_away(job, away.version, "there")
+        second.workers[0].hold_at = 2
+        await second.client.take_in(tmp_path / "away.tar")
+        await second.until(lambda: second.workers[0].gate is not None)
+        await second.client.verbs.pause(job)
+        second.workers[0].open()
+        await second.until(lambda: job not in second.engine.ledger.actors)
+        back = await exported(there, job, tmp_path / "back.tar", moved=True)
+        await second.client.verbs.move_away(job, back.version, "here")
+
+        await first.client.take_in(tmp_path / "back.tar")
+
+        assert (await first.ended(job)).state is State.COMPLETED
+        assert digests(await first.client.checkpoints(job)) == await whole()
+        assert broken(await here.journal.read(f"job/{job}"), await here.journal.load(f"job/{job}")) is None
+        with pytest.raises(JobExists):
+            await first.client.take_in(tmp_path / "away.tar")
+
+
 async def test_a_finished_job_is_the_same_in_another_store(tmp_path: Path) -> None:
     here, there = World(), World()
     async with here.engine() as running:
