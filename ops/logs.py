@@ -12,7 +12,7 @@ def configure(level: str, form: Literal["text", "json"]) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections that we close in the middle of a wait
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of each connection that we close
 
 
 class JsonLines(logging.Formatter):
