@@ -17,7 +17,7 @@ from ops.whereabouts import running_engine
 
 ROOT = Path(__file__).parents[2]
 SHAPES = "cards.shapes.family"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class EngineProcess:
