@@ -30,7 +30,7 @@ from engine.events import JobImported, JobResumed, StepCompleted
 from engine.job import Job, State
 from engine.needs import needs
 from engine.views import row
-from store.blobs import Blobs, digest_of
+from store.blobs import Blobs, Disk, digest_of
 from store.chain import broken, link
 from store.errors import MissingBlob, StreamConflict
 from store.journal import Blob, Checkpoint, Event, Journal, Loaded, StreamCopy
@@ -152,19 +152,11 @@ def _written(file: Path) -> Iterator[tarfile.TarFile]:
             raw.flush()
             os.fsync(raw.fileno())
         part.replace(file)
-        _sync_folder(file.absolute().parent)
+        Disk().sync_folder(file.absolute().parent)
     except BaseException:
         with suppress(FileNotFoundError):
             part.unlink()
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # -- in -----------------------------------------------------------------------------------------------------------

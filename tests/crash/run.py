@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ class Cut(Struct, frozen=True):
         return f"power cut after entry {self.done} of the log, seed {self.seed}"
 
 
-class Run:
+class Run(ABC):
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._scenario = scenario
         self._notes = folder / "notes"
@@ -92,11 +93,13 @@ class Run:
             return [f"cannot be recovered: the check ended with {ended.code}"]
         return msgspec.json.decode(ended.result, type=list[str])
 
+    @abstractmethod
     def _copy(self, target: Path) -> AbstractContextManager[Place]:
-        raise NotImplementedError
+        """Another place like the one that was prepared."""
 
+    @abstractmethod
     def _watch(self, place: Place, tap: Tap) -> None:
-        raise NotImplementedError
+        """Have the tap see what is done there."""
 
     def _outlives(self, kill: Kill) -> bool:
         return False
