@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+WIDE = 1000
+"""Characters of a line that no terminal breaks."""
+
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     """Rows with the same keys."""
@@ -20,7 +23,8 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
         table.add_column(name, overflow="fold")  # an id that is cut short is of no use
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row.values()))  # a prompt is no markup
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    wide = None if sys.stdout.isatty() else WIDE  # a program reads whole lines
+    Console(soft_wrap=not sys.stdout.isatty(), width=wide).print(table)
 
 
 def show_one(facts: dict[str, Any], *, as_json: bool) -> None:
