@@ -24,10 +24,11 @@ def link(previous: bytes, stream: str, version: int, epoch: int, type: str, at: 
 
 
 class Chain:
-    """A stream's chain, followed event by event in the order of their positions, up to where it breaks."""
+    """A stream's chain, followed event by event as a journal reads them, up to where it breaks."""
 
     def __init__(self) -> None:
         self._version = 0
+        self._position = 0
         self._tip = b""
         self._broken: str | None = None
 
@@ -41,7 +42,9 @@ class Chain:
         elif event.hash != expected:
             what = f"event {event.version} ({event.type})"
             self._broken = f"{what} is not what was written, or not what followed event {version}"
-        self._version, self._tip = event.version, event.hash
+        elif event.position <= self._position:
+            self._broken = f"event {event.version} is out of order: it has an earlier position than event {version}"
+        self._version, self._position, self._tip = event.version, event.position, event.hash
 
     def broken(self, head: Loaded | None) -> str | None:
         """What is wrong with a stream that ends here, in words, or None."""
@@ -63,7 +66,7 @@ def _expected(previous: bytes, event: Event) -> bytes | None:
 
 
 def broken(events: Iterable[Event], head: Loaded | None) -> str | None:
-    """What is wrong with a whole stream, in words, or None. `events` are in the order of their positions."""
+    """What is wrong with a whole stream, in words, or None. `events` are as a journal reads them."""
     chain = Chain()
     for event in events:
         chain.follow(event)

@@ -18,7 +18,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0002"
+REVISION = "0003"
 """The migration that this code is written for."""
 
 metadata = MetaData()
@@ -52,7 +52,6 @@ events = Table(
     Column("hash", LargeBinary, nullable=False),
     PrimaryKeyConstraint("position", name="events_pk"),
     UniqueConstraint("stream", "version", name="events_one_of_a_version"),
-    Index("events_of_a_stream", "stream", "position"),
     sqlite_autoincrement=True,  # without it a position is given out again once the newest row is deleted
 )
 

@@ -21,7 +21,6 @@ TABLES = (
     "CREATE TABLE heads (stream TEXT PRIMARY KEY, version BIGINT, epoch BIGINT)",
     "CREATE TABLE events (position {position}, stream TEXT, version BIGINT, epoch BIGINT, type TEXT,"
     " at DOUBLE PRECISION, body {bytes}, UNIQUE (stream, version))",
-    "CREATE INDEX events_of_a_stream ON events (stream, position)",
     "CREATE TABLE checkpoints (stream TEXT PRIMARY KEY, version BIGINT, body {bytes})",
 )
 
