@@ -69,13 +69,37 @@ class ParitySpec(Struct, frozen=True, kw_only=True):
     tolerance: float = 0.0
 
 
+class Preset(Struct, frozen=True):
+    """A size that the model was made for, in pixels, and the flow shift that goes with it."""
+
+    width: int
+    height: int
+    shift: float
+
+
+class Canvas(Struct, frozen=True, kw_only=True):
+    """What sizes a request may ask for: `multiple` of pixels in both directions, and one frame more than a multiple."""
+
+    multiple: int
+    most_pixels: int
+    """Width times height."""
+    presets: tuple[Preset, ...]
+    frames_multiple: int
+    most_frames: int
+
+    def shift(self, width: int, height: int) -> float:
+        """That of the preset which is nearest in area."""
+        return min(self.presets, key=lambda preset: abs(preset.width * preset.height - width * height)).shift
+
+
 class OutputSpec(Struct, frozen=True, kw_only=True):
-    """The size of what comes out: pixels, frames, frames per second."""
+    """The size of what comes out: pixels, frames, frames per second. Without a canvas, always this one."""
 
     width: int
     height: int
     frames: int
     fps: int
+    canvas: Canvas | UnsetType = UNSET
 
 
 class Node(Struct, frozen=True, kw_only=True):

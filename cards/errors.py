@@ -4,9 +4,11 @@ CardError
  - InvalidRequest    a request that the card's recipe cannot serve; names the field and the remedy
  - UnknownModel      no card of that name
  - NoFamily          a module that is not there, or that has no family
+ - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class CardError(Exception):
@@ -39,3 +41,9 @@ class NoFamily(CardError):
     def __init__(self, module: str, problem: str) -> None:
         super().__init__(f"families: {module!r} {problem}")
         self.module = module
+
+
+class BadCheckpoint(CardError):
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.problem = problem

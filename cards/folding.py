@@ -2,7 +2,8 @@
 
 A plan's `derives` says which tensors those are. The step's body makes the others. The body `<kind>.fold` makes these,
 of all that the step read and of what it made, which comes beside that as `made/<name>`: right after the step, and
-again before a later one where nobody has them any more. Of what it returns only the tensors count.
+again before a later one where nobody has them any more. Of what it returns only the tensors count. Where a family has
+no such body, the step's own makes them too, and is run again for them.
 """
 
 from collections.abc import Mapping
@@ -12,13 +13,14 @@ from msgspec.structs import replace
 from cards.wire import Resources, Scalar, TensorRef, WorkPlan
 
 MADE = "made/"
+FOLD = ".fold"
 
 
 def fold_of(plan: WorkPlan, outputs: Mapping[str, TensorRef], scalars: Mapping[str, Scalar]) -> WorkPlan:
     """What makes the tensors that a step with these outputs derives."""
     return replace(
         plan,
-        kind=f"{plan.kind}.fold",
+        kind=f"{plan.kind}{FOLD}",
         reads=plan.reads | {f"{MADE}{name}": ref for name, ref in outputs.items()},
         scalars=plan.scalars | {f"{MADE}{name}": value for name, value in scalars.items()},
         writes=plan.derives,

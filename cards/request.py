@@ -4,6 +4,7 @@ import random
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from cards import canvas
 from cards.card import ModelCard, Range
 from cards.errors import InvalidRequest
 
@@ -20,6 +21,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seed: int | None = None
     steps: int | None = None
     guidance: float | None = None
+    size: str | None = None
+    """Pixels, as 832x480."""
+    frames: int | None = None
     preview_every: int = 0
     priority: int = 0
     metadata: dict[str, str] = {}
@@ -37,6 +41,9 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     preview_every: int
     priority: int
     metadata: dict[str, str]
+    size: str = ""
+    """Empty where the card makes one size only, and so for `frames`: 0."""
+    frames: int = 0
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +54,8 @@ class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int | UnsetType = UNSET
     steps: int | UnsetType = UNSET
     guidance: float | UnsetType = UNSET
+    size: str | UnsetType = UNSET
+    frames: int | UnsetType = UNSET
     preview_every: int | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
@@ -59,7 +68,8 @@ class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def revise(request: ResolvedRequest, changes: RequestChanges, card: ModelCard) -> ResolvedRequest:
     """The request with some fields changed, checked like any other. Raises InvalidRequest."""
-    asked = GenerationRequest(**structs.asdict(request) | changes.fields)
+    there = structs.asdict(request) | {"size": request.size or None, "frames": request.frames or None}
+    asked = GenerationRequest(**there | changes.fields)
     return resolve(asked, card, random.Random())  # a seed is there: nothing is drawn
 
 
@@ -71,6 +81,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
     _check_text(request, card)
     _check_numbers(request)
     recipe = card.recipe
+    size, frames = canvas.choose(request.size, request.frames, card)
     return ResolvedRequest(
         model=card.name,
         prompt=request.prompt,
@@ -81,6 +92,8 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         preview_every=request.preview_every,
         priority=request.priority,
         metadata=request.metadata,
+        size=size,
+        frames=frames,
     )
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from cards import codec
 from cards.family import Components, Made, StepBody
-from cards.folding import MADE, fold_of
+from cards.folding import FOLD, MADE, fold_of
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
@@ -73,7 +73,8 @@ class Executor:
             made = self._step(unit.plan, tensors)
             seconds = perf_counter() - began
             naming = Naming(reads, tensors, self.resident.unstored(unit.id.job))
-            named = naming.name(made.tensors)
+            own = {name: tensor for name, tensor in made.tensors.items() if name not in unit.plan.derives}
+            named = naming.name(own)
             if unit.plan.derives:
                 named |= self._derived(replace(unit.plan, reads=reads), made, tensors, named, naming)
             if unit.plan.writes is not None and set(named) != set(unit.plan.writes):
@@ -90,7 +91,8 @@ class Executor:
 
         model = self._models[plan.instance]
         with torch.inference_mode():
-            return model.bodies[plan.kind](model.components, plan, tensors)
+            body = model.bodies.get(plan.kind) or model.bodies[plan.kind.removesuffix(FOLD)]
+            return body(model.components, plan, tensors)
 
     def _derived(
         self,
@@ -100,12 +102,18 @@ class Executor:
         outputs: Mapping[str, Named],
         naming: Naming,
     ) -> dict[str, Named]:
-        """What the step's fold makes. It is given what a later refold will be given, to the layout."""
+        """What the step's fold makes, given what a later refold will be given, to the layout.
+
+        A family without such a fold has a body that makes it all.
+        """
         fold = fold_of(plan, {name: one.ref for name, one in outputs.items()}, made.scalars)
-        derived = self._step(fold, {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}})
-        if set(derived.tensors) != set(plan.derives) or not outputs.keys().isdisjoint(plan.derives):
-            raise BrokenPromise(", ".join(sorted({*plan.derives} ^ {*derived.tensors} | {*plan.derives} & {*outputs})))
-        return naming.name(derived.tensors, store=plan.snapshot)
+        derived = {name: tensor for name, tensor in made.tensors.items() if name in plan.derives}
+        if fold.kind in self._models[plan.instance].bodies:
+            given = {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}}
+            derived = dict(self._step(fold, given).tensors)
+        if set(derived) != set(plan.derives) or not outputs.keys().isdisjoint(plan.derives):
+            raise BrokenPromise(", ".join(sorted({*plan.derives} ^ {*derived} | {*plan.derives} & {*outputs})))
+        return naming.name(derived, store=plan.snapshot)
 
     def _refold(self, unit: WorkUnit) -> None:
         """Make what nobody stored, and then forget what it took."""

@@ -1,0 +1,60 @@
+"""What size of clip a request asks for, against what its card can make."""
+
+import re
+
+from msgspec import UNSET
+
+from cards.card import Canvas, ModelCard, OutputSpec
+from cards.errors import InvalidRequest
+
+SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+
+
+def choose(size: str | None, frames: int | None, card: ModelCard) -> tuple[str, int]:
+    """The size and the frames, filled in; ("", 0) for a card that makes one size only. Raises InvalidRequest."""
+    output = card.output
+    if output.canvas is UNSET:
+        _only(size, frames, card.name, output)
+        return "", 0
+    width, height = (output.width, output.height) if size is None else _parse(size, output.canvas)
+    return f"{width}x{height}", _frames(output.frames if frames is None else frames, output.canvas)
+
+
+def pixels(size: str, output: OutputSpec) -> tuple[int, int]:
+    """Width and height of a resolved size."""
+    found = SIZE.fullmatch(size)
+    return (int(found[1]), int(found[2])) if found else (output.width, output.height)
+
+
+def _only(size: str | None, frames: int | None, name: str, output: OutputSpec) -> None:
+    if size not in (None, own := f"{output.width}x{output.height}"):
+        raise InvalidRequest("size", f"{size!r}: {name} makes {own} only; leave it out")
+    if frames not in (None, output.frames):
+        raise InvalidRequest("frames", f"{frames}: {name} makes {output.frames} only; leave it out")
+
+
+def _parse(size: str, canvas: Canvas) -> tuple[int, int]:
+    presets = ", ".join(f"{one.width}x{one.height}" for one in canvas.presets)
+    found = SIZE.fullmatch(size)
+    if found is None:
+        raise InvalidRequest("size", f"{size!r} is no width and height; give one such as {presets}")
+    width, height = int(found[1]), int(found[2])
+    if width % canvas.multiple or height % canvas.multiple:
+        raise InvalidRequest(
+            "size", f"{size}: width and height must be multiples of {canvas.multiple}; made for are {presets}"
+        )
+    if width * height > canvas.most_pixels:
+        raise InvalidRequest(
+            "size",
+            f"{size} has {width * height} pixels; up to {canvas.most_pixels} are possible, made for are {presets}",
+        )
+    return width, height
+
+
+def _frames(frames: int, canvas: Canvas) -> int:
+    step, most = canvas.frames_multiple, canvas.most_frames
+    if not 1 <= frames <= most or (frames - 1) % step:
+        raise InvalidRequest(
+            "frames", f"{frames} is not possible; it must be one more than a multiple of {step}, from 1 to {most}"
+        )
+    return frames

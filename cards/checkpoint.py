@@ -1,0 +1,203 @@
+"""A diffusers checkpoint directory as it lies on disk: its parts, their sizes, what is missing, its identity. No torch.
+
+`model_index.json` names the pipeline and its parts as [library, class]; each part has a folder of its own with a
+config and, if it has weights, safetensors files.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from blake3 import blake3
+from msgspec import Struct
+
+from cards.card import ComponentSpec, Precision
+from cards.errors import BadCheckpoint
+
+INDEX = "model_index.json"
+CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
+CHUNK_BYTES = 1 << 24
+PRECISIONS: dict[str, Precision] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """One entry of the model index. `nbytes` and `parameters` are of its weights as stored; a tokenizer has none."""
+
+    name: str
+    library: str
+    class_name: str
+    folder: Path
+    files: tuple[Path, ...]
+    parameters: int = 0
+    nbytes: int = 0
+    precision: Precision | None = None
+
+    def config(self) -> dict[str, Any]:
+        for name in CONFIGS:
+            if (self.folder / name).is_file():
+                return _json(self.folder / name)
+        return {}
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True, dict=True):
+    """`settings` are the entries of the model index that are no parts, such as `boundary_ratio`."""
+
+    root: Path
+    pipeline: str
+    settings: Mapping[str, Any]
+    parts: Mapping[str, Part]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.root / INDEX, *(file for part in self.parts.values() for file in part.files))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all files by content and by path below the root: what two machines compare. Reads all of them."""
+        return digest_of({str(file.relative_to(self.root)): file_digest(file) for file in self.files})
+
+    def components(self, precision: Precision) -> dict[str, ComponentSpec]:
+        """What a card says of the parts."""
+        return {
+            name: ComponentSpec(kind=name, parameters=part.parameters, precision=precision)
+            for name, part in self.parts.items()
+        }
+
+    def require(self, *names: str) -> None:
+        """Raises BadCheckpoint unless the parts are there."""
+        if absent := [name for name in names if name not in self.parts]:
+            raise BadCheckpoint(self.root, f"{self.pipeline} needs {', '.join(absent)}; {INDEX} has none")
+
+    @property
+    def precision(self) -> Precision:
+        """That of the largest part with weights."""
+        largest = max(self.parts.values(), key=lambda part: part.nbytes)
+        return largest.precision or "float32"
+
+
+def read(root: Path) -> Checkpoint:
+    """Raises BadCheckpoint, which names all that is missing."""
+    if not (root / INDEX).is_file():
+        raise BadCheckpoint(root, f"has no {INDEX}: give the folder that `save_pretrained` of a pipeline wrote")
+    index = _json(root / INDEX)
+    pipeline = index.get("_class_name")
+    if not isinstance(pipeline, str):
+        raise BadCheckpoint(root, f"{INDEX} does not say its _class_name")
+    parts: dict[str, Part] = {}
+    missing: list[str] = []
+    for name, (library, class_name) in _listed(index):
+        try:
+            parts[name] = _part(name, library, class_name, root / name)
+        except BadCheckpoint as error:
+            missing.append(error.problem)
+    if missing:
+        raise BadCheckpoint(root, "; ".join(missing))
+    settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
+    return Checkpoint(root=root, pipeline=pipeline, settings=settings, parts=parts)
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    return blake3(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+def file_digest(file: Path) -> str:
+    hashed = blake3()
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK_BYTES):
+            hashed.update(chunk)
+    return hashed.hexdigest()
+
+
+def _listed(index: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, value in index.items():
+        if isinstance(value, list) and len(value) == 2 and all(isinstance(word, str) for word in value):
+            yield name, (value[0], value[1])
+
+
+def _part(name: str, library: str, class_name: str, folder: Path) -> Part:
+    if not folder.is_dir():
+        raise BadCheckpoint(folder, f"{name}: there is no folder {folder.name}")
+    small = [file for file in folder.iterdir() if file.suffix in (".json", ".txt", ".model", ".jinja")]
+    weights = _weights(name, folder)
+    tensors = [about for file in weights for about in _tensors(name, file)]
+    if not weights and not any((folder / config).is_file() for config in CONFIGS):
+        raise BadCheckpoint(folder, f"{name}: {folder.name} has neither a config nor weights")
+    if not weights and (folder / "config.json").is_file() and library != "transformers":
+        raise BadCheckpoint(folder, f"{name}: {folder.name} has a config and no safetensors")
+    return Part(
+        name=name,
+        library=library,
+        class_name=class_name,
+        folder=folder,
+        files=tuple(sorted((*small, *weights))),
+        parameters=sum(about.numel for about in tensors),
+        nbytes=sum(about.nbytes for about in tensors),
+        precision=_most(tensors),
+    )
+
+
+class _Tensor(Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data_offsets[1] - self.data_offsets[0]
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+def _weights(name: str, folder: Path) -> list[Path]:
+    """The files of the main variant: one, or the shards that its index names."""
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        shards = sorted(set(_json(index).get("weight_map", {}).values()))
+        if absent := [shard for shard in shards if not (folder / shard).is_file()]:
+            raise BadCheckpoint(folder, f"{name}: {index.name} names {', '.join(absent)}, which is not there")
+        return [folder / shard for shard in shards]
+    return [file for file in sorted(folder.glob("*.safetensors")) if file.stem in ("model", "diffusion_pytorch_model")]
+
+
+def _tensors(name: str, file: Path) -> list[_Tensor]:
+    """The header of a safetensors file: eight bytes of length, then JSON."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = opened.read(length) if length <= file.stat().st_size else b""
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        tensors = [msgspec.json.decode(raw, type=_Tensor) for key, raw in entries.items() if key != "__metadata__"]
+    except msgspec.MsgspecError as error:
+        raise BadCheckpoint(file, f"{name}: {file.name} is no safetensors file") from error
+    whole = 8 + length + max((about.data_offsets[1] for about in tensors), default=0)
+    if file.stat().st_size != whole:
+        raise BadCheckpoint(file, f"{name}: {file.name} has {file.stat().st_size} bytes and should have {whole}")
+    return tensors
+
+
+def _most(tensors: Iterable[_Tensor]) -> Precision | None:
+    """The precision of most of the bytes."""
+    total: dict[str, int] = {}
+    for about in tensors:
+        total[about.dtype] = total.get(about.dtype, 0) + about.nbytes
+    return PRECISIONS.get(max(total, key=total.__getitem__)) if total else None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadCheckpoint(file, f"{file.name}: {error}") from error
+    if not isinstance(found, dict):
+        raise BadCheckpoint(file, f"{file.name} is not a JSON object")
+    return found
+
+
+assert set(PRECISIONS.values()) == set(get_args(Precision))

@@ -1,0 +1,119 @@
+"""Solvers of the diffusion ODE as pure functions: what one must remember is tensors of the loop's state.
+
+diffusers' schedulers keep that on themselves. Here one is made for each step from its config, set to where the loop
+is, asked for one step, and thrown away; so two jobs cannot meet in one, and a step can be made again at any time.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+TRAIN_STEPS = 1000
+
+
+class Solver(Protocol):
+    """`remembers` are the tensors beside the latent that a step leaves to the next, those before `step` at hand."""
+
+    def schedule(self, steps: int) -> dict[str, Any]:
+        """What `set_timesteps` is given beside the number of steps."""
+        ...
+
+    def remembers(self, step: int, steps: int) -> tuple[str, ...]: ...
+    def advance(
+        self,
+        scheduler: Any,
+        step: int,
+        latent: "torch.Tensor",
+        output: "torch.Tensor",
+        remembered: "Mapping[str, torch.Tensor]",
+    ) -> "dict[str, torch.Tensor]":
+        """The next latent, under `latent`, and what is to be remembered. `scheduler` is new and has its timesteps."""
+        ...
+
+
+class Euler:
+    """First order; nothing is remembered (diffusers' FlowMatchEulerDiscreteScheduler)."""
+
+    def schedule(self, steps: int) -> dict[str, Any]:
+        return {}
+
+    def remembers(self, step: int, steps: int) -> tuple[str, ...]:
+        return ()
+
+    def advance(
+        self,
+        scheduler: Any,
+        step: int,
+        latent: "torch.Tensor",
+        output: "torch.Tensor",
+        remembered: "Mapping[str, torch.Tensor]",
+    ) -> "dict[str, torch.Tensor]":
+        scheduler._step_index = step
+        return {"latent": scheduler.step(output, scheduler.timesteps[step], latent, return_dict=False)[0]}
+
+
+class UniPC:
+    """Zhao et al. 2023, as diffusers' UniPCMultistepScheduler does it: multistep of `order`, with its corrector.
+
+    It remembers the data estimates of the last `order` steps (`estimate/0` is the oldest) and the sample that the last
+    step began with after correction. How far the order has warmed up follows from the step.
+    """
+
+    def __init__(self, order: int = 2) -> None:
+        self._order = order
+
+    def schedule(self, steps: int) -> dict[str, Any]:
+        return {}
+
+    def remembers(self, step: int, steps: int) -> tuple[str, ...]:
+        known = min(step, self._order)
+        names = tuple(f"estimate/{self._order - 1 - age}" for age in range(known))
+        return (*names, "sample") if known else ()
+
+    def advance(
+        self,
+        scheduler: Any,
+        step: int,
+        latent: "torch.Tensor",
+        output: "torch.Tensor",
+        remembered: "Mapping[str, torch.Tensor]",
+    ) -> "dict[str, torch.Tensor]":
+        steps = len(scheduler.timesteps)
+        scheduler._step_index = step
+        scheduler.model_outputs = [remembered.get(f"estimate/{index}") for index in range(self._order)]
+        scheduler.last_sample = remembered.get("sample")
+        scheduler.lower_order_nums = min(step, self._order)
+        scheduler.this_order = min(self._order, steps - (step - 1), min(step - 1, self._order) + 1) if step else 0
+        moved = scheduler.step(output, scheduler.timesteps[step], latent, return_dict=False)[0]
+        estimates = enumerate(scheduler.model_outputs)
+        made = {f"estimate/{index}": estimate for index, estimate in estimates if estimate is not None}
+        return {"latent": moved, "sample": scheduler.last_sample, **made}
+
+
+class FlowUniPC(UniPC):
+    """The same on the noise levels of Wan's own FlowUniPCMultistepScheduler (wan/utils/fm_solvers_unipc.py).
+
+    They run from 1 - 1/N to 0 before the shift, where diffusers' run from 1 to 1/N: 0.003 apart at 50 steps.
+    """
+
+    def schedule(self, steps: int) -> dict[str, Any]:
+        import numpy as np
+
+        most = float(np.float32(1 - 1 / TRAIN_STEPS))
+        return {"sigmas": np.linspace(most, 0.0, steps + 1)[:-1]}
+
+
+def fresh(template: Any, solver: Solver, steps: int, **changes: Any) -> Any:
+    """A scheduler of the template's class and config, with some entries changed, at the first of so many steps."""
+    scheduler = type(template).from_config(template.config, **changes)
+    scheduler.set_timesteps(steps, **solver.schedule(steps))
+    scheduler.set_begin_index(0)
+    return scheduler
+
+
+SOLVERS: Mapping[str, Solver] = {"euler": Euler(), "unipc": UniPC(), "flow_unipc": FlowUniPC()}
+
+DEFAULTS = {"FlowMatchEulerDiscreteScheduler": "euler", "UniPCMultistepScheduler": "unipc"}
+"""The solver of a checkpoint's scheduler."""
