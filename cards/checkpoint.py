@@ -5,10 +5,9 @@ config and, if it has weights, safetensors files.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 from blake3 import blake3
@@ -42,7 +41,18 @@ class Part(Struct, frozen=True, kw_only=True):
         return {}
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True, dict=True):
+class Stamp(Struct, frozen=True):
+    """How a file looked when its digest was taken."""
+
+    nbytes: int
+    changed_ns: int
+    digest: str
+
+
+Stamps: TypeAlias = dict[str, Stamp]
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True):
     """`settings` are the entries of the model index that are no parts, such as `boundary_ratio`."""
 
     root: Path
@@ -54,10 +64,9 @@ class Checkpoint(Struct, frozen=True, kw_only=True, dict=True):
     def files(self) -> tuple[Path, ...]:
         return (self.root / INDEX, *(file for part in self.parts.values() for file in part.files))
 
-    @cached_property
-    def digest(self) -> str:
-        """Of all files by content and by path below the root: what two machines compare. Reads all of them."""
-        return digest_of({str(file.relative_to(self.root)): file_digest(file) for file in self.files})
+    def stamps(self, known: Mapping[str, Stamp] = {}, told: Callable[[Path], None] = lambda file: None) -> Stamps:
+        """Every file by its path below the root. One that looks as it did is not read; `told` of those that are."""
+        return {str(file.relative_to(self.root)): _stamp(self.root, file, known, told) for file in self.files}
 
     def components(self, precision: Precision) -> dict[str, ComponentSpec]:
         """What a card says of the parts."""
@@ -99,16 +108,22 @@ def read(root: Path) -> Checkpoint:
     return Checkpoint(root=root, pipeline=pipeline, settings=settings, parts=parts)
 
 
-def digest_of(files: Mapping[str, str]) -> str:
-    return blake3(json.dumps(sorted(files.items())).encode()).hexdigest()
+def digest(stamps: Stamps) -> str:
+    """Of all files by content and by path: what two machines compare."""
+    return blake3(json.dumps(sorted((path, stamp.digest) for path, stamp in stamps.items())).encode()).hexdigest()
 
 
-def file_digest(file: Path) -> str:
+def _stamp(root: Path, file: Path, known: Mapping[str, Stamp], told: Callable[[Path], None]) -> Stamp:
+    about = file.stat()
+    before = known.get(str(file.relative_to(root)))
+    if before is not None and (before.nbytes, before.changed_ns) == (about.st_size, about.st_mtime_ns):
+        return before
+    told(file)
     hashed = blake3()
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK_BYTES):
             hashed.update(chunk)
-    return hashed.hexdigest()
+    return Stamp(about.st_size, about.st_mtime_ns, hashed.hexdigest())
 
 
 def _listed(index: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -1,27 +1,55 @@
-"""Name -> family. A family is a module with a `FAMILY`; the default list below is the only list of models."""
+"""Name -> family. A family is a module with a `FAMILY`, or a checkpoint directory that was registered under a name.
+
+The two lists below are the only lists of models.
+"""
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 
-from cards.errors import InvalidCard, NoFamily, UnknownModel
+from cards import checkpoint
+from cards.checkpoint import Checkpoint
+from cards.errors import BadCheckpoint, InvalidCard, NoFamily, UnknownModel
 from cards.family import Family
+from cards.model import Model
 from cards.wire import ModelIdentity
 
 DEFAULT_FAMILIES = ("cards.shapes.family",)
 
+PIPELINES = {
+    "WanPipeline": "cards.wan.family",
+}
+"""By the pipeline that a checkpoint's model index names: a module whose `open(model, checkpoint)` gives its family."""
+
 Registry = Mapping[str, Family]
 
 
-def load(modules: Iterable[str] = DEFAULT_FAMILIES) -> Registry:
-    """Import the families and check their cards, before any device is touched. Raises NoFamily, InvalidCard."""
+def load(modules: Iterable[str] = DEFAULT_FAMILIES, models: Iterable[Model] = ()) -> Registry:
+    """Import the families and check their cards, before any device is touched.
+
+    Raises NoFamily, InvalidCard, BadCheckpoint.
+    """
     registry: dict[str, Family] = {}
-    for module in modules:
-        family = _import(module)
+    families = [(module, _import(module)) for module in modules]
+    families += [(model.folder, open_model(model)) for model in models]
+    for source, family in families:
         _check(family)
         if family.card.name in registry:
-            raise InvalidCard(family.card.name, "name", f"is taken twice, the second time by {module}")
+            raise InvalidCard(family.card.name, "name", f"is taken twice, the second time by {source}")
         registry[family.card.name] = family
     return registry
+
+
+def open_model(model: Model) -> Family:
+    """The family of a registered checkpoint. Raises BadCheckpoint, InvalidCard."""
+    found = checkpoint.read(model.root)
+    return family_of(model, found)
+
+
+def family_of(model: Model, found: Checkpoint) -> Family:
+    if found.pipeline not in PIPELINES:
+        raise BadCheckpoint(model.root, f"{found.pipeline} is of no family here; there are {', '.join(PIPELINES)}")
+    family: Family = import_module(PIPELINES[found.pipeline]).open(model, found)
+    return family
 
 
 def find(registry: Registry, model: str) -> Family:

@@ -17,6 +17,7 @@ from engine import check
 from engine.audit import audit
 from engine.clock import Clock
 from ops.live import live_engines
+from ops.models import families_of
 from ops.settings import Settings
 from store.errors import StoreError
 from store.journal import EngineRow, JobFilter, Journal
@@ -111,7 +112,7 @@ def _numerics() -> Finding:
 
 def _models(settings: Settings) -> list[Finding]:
     try:
-        families = registry.load(settings.families).values()
+        families = families_of(settings).values()
         return [Finding("model", "ok", " ".join(map(str, _identity(family)))) for family in families]
     except (CardError, OSError) as error:
         return [Finding("model", "wrong", str(error))]

@@ -11,12 +11,12 @@ import anyio
 import httpx
 
 from api.app import build_app
-from cards import registry
 from cards.wire import EngineMessage
 from engine.client import Client
 from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
 from engine.link import Arrived
+from ops.models import families_of
 from ops.remote import Remote
 from ops.serve import new_id
 from ops.settings import Settings
@@ -49,7 +49,7 @@ async def offline(settings: Settings) -> AsyncIterator[Remote]:
         engine = Engine(
             journal=journal,
             link=NoWorkers(),
-            registry=registry.load(settings.families),
+            registry=families_of(settings),
             clock=clock,
             settings=EngineSettings(name=f"engine-admin-{socket.gethostname()}-{os.getpid()}"),
         )

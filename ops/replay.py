@@ -19,6 +19,7 @@ from engine.events import JobEvent, StepCompleted
 from engine.job import Job
 from engine.replay import Difference, Verdict, diff, verify
 from ops.blobs import WorkerBlobs
+from ops.models import families_of
 from ops.settings import Settings
 from store.blobs import Blobs, MemoryBlobs, open_blobs
 from store.journal import Journal
@@ -42,7 +43,7 @@ async def verify_bundle(
 ) -> tuple[Verdict, list[str]]:
     """The same of an exported job, in no store. Raises BadBundle, UnknownModel."""
     journal, blobs = MemoryJournal(), MemoryBlobs()
-    job = await take_in(journal, blobs, registry.load(settings.families), file, at=0.0)
+    job = await take_in(journal, blobs, families_of(settings), file, at=0.0)
     return await _verify(settings, journal, blobs, job.id, progress, from_step)
 
 
@@ -54,7 +55,7 @@ async def _verify(
     steps = sum(isinstance(event, StepCompleted) for event in course(log))
     if from_step > steps:
         raise NoSuchStep(job_id, "from_step", from_step, steps)
-    family = registry.find(registry.load(settings.families), job.model.name)
+    family = registry.find(families_of(settings), job.model.name)
     executor = Executor(load_models({job.model.name: family}), WorkerBlobs(MemoryBlobs()), stores=False)
 
     async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:

@@ -19,7 +19,6 @@ import zmq
 from msgspec import Struct
 
 from api.app import build_app
-from cards import registry
 from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
@@ -29,6 +28,7 @@ from engine.link import ZmqLink, listen
 from engine.supervisor import Process, Supervisor
 from ops import worker
 from ops.errors import BadSettings
+from ops.models import families_of
 from ops.settings import Settings
 from ops.version import VERSION
 from ops.whereabouts import Whereabouts, announced
@@ -67,7 +67,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
 
     Raises BadSettings, StoreError (locked, unavailable, of another schema), InvalidCard.
     """
-    families = registry.load(settings.families)
+    families = families_of(settings)
     clock = WallClock()
     with _listening(settings) as http:
         make_folder(settings.data)

@@ -6,6 +6,7 @@ import sys
 import msgspec
 
 from ops.blobs import WorkerBlobs
+from ops.models import read_models
 from ops.settings import Settings
 from store.blobs import open_blobs
 from workers import process
@@ -17,6 +18,7 @@ def settings_of(settings: Settings, address: str, parent: int | None) -> WorkerS
         connect=address,
         pool=settings.pool,
         families=settings.families,
+        models=read_models(settings),
         ranks=settings.ranks,
         threads=settings.threads,
         heartbeat_s=min(1.0, settings.silent_s / 4),

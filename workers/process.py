@@ -15,6 +15,7 @@ import zmq
 from msgspec import Struct
 
 from cards import fingerprint, registry
+from cards.model import Model
 from workers.execute import Executor, load_models
 from workers.link import Identity, Link
 from workers.ranks import Followers, follow
@@ -27,6 +28,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     connect: str
     pool: str = "default"
     families: tuple[str, ...] = registry.DEFAULT_FAMILIES
+    models: tuple[Model, ...] = ()
     ranks: int = 1
     credits: int = 16
     threads: int = 1
@@ -97,7 +99,7 @@ def _prepare(settings: WorkerSettings, blobs: BlobStore, *, stores: bool) -> tup
     import torch
 
     torch.set_num_threads(settings.threads)
-    families = registry.load(settings.families)
+    families = registry.load(settings.families, settings.models)
     return families, Executor(load_models(families), blobs, stores=stores)
 
 

@@ -31,10 +31,9 @@ SNAPSHOT_EVERY = 8
 PARTS = ("tokenizer", "text_encoder", "transformer", "scheduler", "vae")
 
 
-def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision) -> ModelCard:
+def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) -> ModelCard:
     """Raises BadCheckpoint."""
     checkpoint.require(*PARTS)
-    solver = solver_of(checkpoint)
     denoise = f"wan.{solver}.cfg/1"
     components = {part: spec for part, spec in checkpoint.components(precision).items() if part in PARTS}
     return ModelCard(
@@ -104,6 +103,8 @@ def scale_of(vae: dict[str, Any]) -> tuple[int, int]:
 
 
 def solver_of(checkpoint: Checkpoint) -> str:
+    """The solver that the checkpoint was published with. Raises BadCheckpoint."""
+    checkpoint.require("scheduler")
     scheduler = checkpoint.parts["scheduler"]
     if scheduler.class_name not in solvers.DEFAULTS:
         raise BadCheckpoint(

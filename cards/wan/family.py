@@ -2,24 +2,28 @@
 
 from collections.abc import Mapping
 
-from cards.card import Precision
-from cards.checkpoint import Checkpoint
+from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
+from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.solvers import SOLVERS
 from cards.wan.card import solver_of, text_to_video
 from cards.wan.loops import loops
 
 
 class Wan:
-    def __init__(self, name: str, checkpoint: Checkpoint, precision: Precision) -> None:
-        self.card = text_to_video(name, checkpoint, precision)
-        self.loops = loops(self.card, solver_of(checkpoint))
+    def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
+        options = model.choose(solver=(solver_of(checkpoint), *SOLVERS))
+        precision = model.precision or checkpoint.precision
+        self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
+        self.loops = loops(self.card, options["solver"])
+        self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
 
     def weights_digest(self) -> str:
-        return self._checkpoint.digest
+        return digest(self._checkpoint.stamps(self._model.files))
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         return ()
@@ -31,3 +35,8 @@ class Wan:
         from cards.wan import steps
 
         return steps.BODIES
+
+
+def open(model: Model, checkpoint: Checkpoint) -> Wan:
+    """Raises BadCheckpoint."""
+    return Wan(model, checkpoint)

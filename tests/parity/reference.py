@@ -1,0 +1,62 @@
+"""What a parity test does: a family's job through the real engine, and the library's own pipeline beside it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from cards import codec, registry
+from cards.family import Family
+from cards.model import Model
+from cards.request import GenerationRequest
+from engine.job import Job, State
+from tests.sim import Running, World
+
+Digests = dict[tuple[str, int], dict[str, str]]
+"""By node and step, what it left: name -> digest."""
+
+
+class Outcome(Struct, frozen=True):
+    job: Job
+    steps: Digests
+
+    def last(self, node: str) -> dict[str, str]:
+        return self.steps[max(key for key in self.steps if key[0] == node)]
+
+
+def family(folder: Path, precision: str, name: str = "tiny", **options: str) -> Family:
+    opened = registry.open_model(Model(name=name, folder=str(folder), precision=precision, options=options))  # type: ignore[arg-type]
+    opened.card.validate()
+    return opened
+
+
+async def run(family: Family, request: Mapping[str, Any], world: World | None = None) -> Outcome:
+    """One job from submission to its end."""
+    async with (world or World(families=(family,))).engine() as running:
+        return await outcome(running, family, request)
+
+
+async def outcome(running: Running, family: Family, request: Mapping[str, Any]) -> Outcome:
+    submitted = await running.client.submit(GenerationRequest(model=family.card.name, **request))
+    return await ended(running, submitted.id)
+
+
+async def ended(running: Running, job_id: str) -> Outcome:
+    job = await running.ended(job_id, within_s=120.0)
+    assert job.state is State.COMPLETED, job.failure
+    steps = await running.client.checkpoints(job.id)
+    found = {(one.loop, one.step): {name: ref.digest for name, ref in one.tensors.items()} for one in steps}
+    return Outcome(job, found)
+
+
+def digest(tensor: Tensor) -> str:
+    return codec.encode(tensor)[0].digest
+
+
+def images(pictures: Any) -> Tensor:
+    """A list of PIL images as (T, H, W, 3), uint8."""
+    return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
