@@ -1,29 +1,34 @@
 """What size of clip a request asks for, against what its card can make."""
 
 import re
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from cards.card import Canvas, ModelCard, OutputSpec
 from cards.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from cards.request import ResolvedRequest
+
 SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
-def choose(size: str | None, frames: int | None, card: ModelCard) -> tuple[str, int]:
-    """The size and the frames, filled in; ("", 0) for a card that makes one size only. Raises InvalidRequest."""
+def choose(size: str | None, frames: int | None, card: ModelCard) -> tuple[str | None, int | None]:
+    """The size and the frames, filled in; None for a card that makes one size only. Raises InvalidRequest."""
     output = card.output
     if output.canvas is UNSET:
         _only(size, frames, card.name, output)
-        return "", 0
+        return None, None
     width, height = (output.width, output.height) if size is None else _parse(size, output.canvas)
     return f"{width}x{height}", _frames(output.frames if frames is None else frames, output.canvas)
 
 
-def pixels(size: str, output: OutputSpec) -> tuple[int, int]:
-    """Width and height of a resolved size."""
-    found = SIZE.fullmatch(size)
-    return (int(found[1]), int(found[2])) if found else (output.width, output.height)
+def pixels(request: "ResolvedRequest", output: OutputSpec) -> tuple[int, int, int]:
+    """Width, height and frames of what a request makes."""
+    found = SIZE.fullmatch(request.size or "")
+    width, height = (int(found[1]), int(found[2])) if found else (output.width, output.height)
+    return width, height, request.frames or output.frames
 
 
 def _only(size: str | None, frames: int | None, name: str, output: OutputSpec) -> None:

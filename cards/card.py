@@ -12,6 +12,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from cards.errors import InvalidCard
 
+REQUEST = "request"
+"""What a program's nodes read as `request.<name>` came with the request."""
+
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -118,6 +121,15 @@ class Program(Struct, frozen=True):
     artifacts: tuple[str, ...]
 
 
+class InputSpec(Struct, frozen=True, kw_only=True):
+    """Something that comes with a request: an `image`, or the `output` of a finished job that it goes on from."""
+
+    kind: Literal["image", "output"]
+    required: bool = True
+    output: str = ""
+    """Of which node's output of the other job, as `node.output`."""
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     name: str
     family: str
@@ -131,6 +143,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     program: Program
     prompt_limit: int
     """Characters."""
+    inputs: dict[str, InputSpec] | UnsetType = UNSET
+    """What may come with a request, by name."""
 
     @property
     def digest(self) -> str:
@@ -192,13 +206,15 @@ def _recipe_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 def _program_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
     names: set[str] = set()
-    made: set[str] = set()
+    made = {f"{REQUEST}.{name}" for name in card.inputs or ()}
     if not card.program.nodes:
         yield "program.nodes", "is empty"
     for node in card.program.nodes:
         field = f"program.nodes.{node.name}"
         if node.name in names:
             yield f"{field}.name", "is taken twice; a node's outputs are found by its name"
+        if node.name == REQUEST:
+            yield f"{field}.name", "stands for what comes with the request"
         names.add(node.name)
         if node.loop not in card.loops:
             yield f"{field}.loop", f"{node.loop!r} is not a loop; there are {_names(card.loops)}"

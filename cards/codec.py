@@ -5,7 +5,7 @@ Strides survive because they decide which kernels run: a contiguous copy of a tr
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import blake3
 import msgspec
@@ -14,6 +14,7 @@ from cards.wire import TensorRef
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 KEY = "tensor"
 
@@ -55,6 +56,16 @@ def encode(tensor: "torch.Tensor") -> tuple[TensorRef, bytes]:
     return ref, data
 
 
+def encode_array(array: "NDArray[Any]") -> tuple[TensorRef, bytes]:
+    """What `encode` makes of the tensor with this array's elements, without torch. C order."""
+    import numpy as np
+
+    dense = np.ascontiguousarray(array)
+    strides = tuple(stride // dense.itemsize for stride in dense.strides)
+    data = _blob(dense.reshape(-1).view(np.uint8).data, dense.dtype.name, dense.shape, strides)
+    return TensorRef(digest(data), dense.dtype.name, dense.shape, strides, dense.nbytes), data
+
+
 def decode(data: bytes) -> "torch.Tensor":
     """The tensor in fresh storage, with the strides it had. Raises ValueError on bytes that are no blob of ours."""
     import safetensors
@@ -77,11 +88,15 @@ def digest(data: bytes) -> str:
 
 
 def _file(dense: "torch.Tensor", dtype: str, strides: tuple[int, ...]) -> bytes:
-    """The bytes that safetensors would write, to the last one, forty times faster: it copies 8 MB in 10 ms."""
     import torch
 
     data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
-    about = {"dtype": _DTYPES[dtype], "shape": tuple(dense.shape), "data_offsets": (0, data.nbytes)}
+    return _blob(data, dtype, tuple(dense.shape), strides)
+
+
+def _blob(data: memoryview, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    """The bytes that safetensors would write, to the last one, forty times faster: it copies 8 MB in 10 ms."""
+    about = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (0, data.nbytes)}
     header = msgspec.json.encode({"__metadata__": {"strides": str(list(strides))}, KEY: about})
     header += b" " * (-len(header) % 8)
     return b"".join((len(header).to_bytes(8, "little"), header, data))

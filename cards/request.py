@@ -41,9 +41,9 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     preview_every: int
     priority: int
     metadata: dict[str, str]
-    size: str = ""
-    """Empty where the card makes one size only, and so for `frames`: 0."""
-    frames: int = 0
+    size: str | None = None
+    """None where the card makes one size only, and so for `frames`."""
+    frames: int | None = None
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +68,7 @@ class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def revise(request: ResolvedRequest, changes: RequestChanges, card: ModelCard) -> ResolvedRequest:
     """The request with some fields changed, checked like any other. Raises InvalidRequest."""
-    there = structs.asdict(request) | {"size": request.size or None, "frames": request.frames or None}
-    asked = GenerationRequest(**there | changes.fields)
+    asked = GenerationRequest(**structs.asdict(request) | changes.fields)
     return resolve(asked, card, random.Random())  # a seed is there: nothing is drawn
 
 

@@ -185,7 +185,13 @@ def stream(job: str) -> str:
     return f"job/{job}"
 
 
-def new_stream(events: Sequence[JobEvent], saved: Saved, at: float, key: IdempotencyKey | None = None) -> Append:
+def new_stream(
+    events: Sequence[JobEvent],
+    saved: Saved,
+    at: float,
+    key: IdempotencyKey | None = None,
+    blobs: tuple[Blob, ...] = (),
+) -> Append:
     """The append that makes a job. It has no actor yet: like any other, it is found and claimed."""
     return Append(
         stream=stream(saved.job.id),
@@ -196,6 +202,7 @@ def new_stream(events: Sequence[JobEvent], saved: Saved, at: float, key: Idempot
         checkpoint=_encode(saved),
         row=row(saved.job, at),
         key=key,
+        blobs=blobs,
     )
 
 

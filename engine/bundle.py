@@ -116,8 +116,7 @@ async def export(
 
 def _named(saved: Saved, events: Sequence[Event]) -> tuple[list[str], list[str]]:
     """The digests without which the job is not whole, and those of its other steps."""
-    artifacts = (ref.digest for ref in saved.job.artifacts.values())
-    needed = dict.fromkeys([*needs(saved.job, saved.state, saved.refolds), *artifacts])
+    needed = dict.fromkeys([*needs(saved.job, saved.state, saved.refolds), *saved.job.lasting])
     steps = [fact for event in events if isinstance(fact := facts.decode(event), StepCompleted)]
     others = dict.fromkeys(digest for step in steps for digest in facts.made(step))
     return list(needed), [digest for digest in others if digest not in needed]

@@ -2,19 +2,20 @@
 
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import anyio
+import anyio.to_thread
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import registry
 from cards.card import ModelCard
+from cards.given import Given, check_inputs
 from cards.request import GenerationRequest, RequestChanges, resolve
-from cards.wire import ArtifactRef, TensorRef
+from cards.wire import INLINE_LIMIT, ArtifactRef, TensorRef
 from engine import bundle, course, fork, statistics, verbs
 from engine import events as facts
 from engine.actor import Saved, new_stream, replay, restore, stream
@@ -40,9 +41,11 @@ from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
 from store.blobs import Blobs
 from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError, StreamConflict
-from store.journal import ALL_JOBS, Event, IdempotencyKey, JobFilter, JobRow, Journal
+from store.journal import ALL_JOBS, Blob, Event, IdempotencyKey, JobFilter, JobRow, Journal
 
 AS_IT_IS = RequestChanges()
+
+NOTHING_GIVEN: Mapping[str, Given] = {}
 
 KEEP_ALL_JOBS = Retention()
 
@@ -96,21 +99,31 @@ class Client:
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
-    async def submit(self, request: GenerationRequest, key: str | None = None) -> Job:
+    async def submit(
+        self, request: GenerationRequest, key: str | None = None, given: Mapping[str, Given] = NOTHING_GIVEN
+    ) -> Job:
         """Accept a job: once this returns it survives anything. The same key and request give the same job.
+
+        `given` is what comes with the request, by the names of the card's inputs.
 
         Raises UnknownModel, InvalidRequest, KeyReused, Draining, StoreTrouble.
         """
         if self._engine.draining:
             raise Draining
         family = registry.find(self._engine.registry, request.model)
+        check_inputs(given, family.card)
         resolved = resolve(request, family.card, self._chance)
-        now = self._clock.now()
         submitted = JobSubmitted(
-            job=self._ids(), request=resolved, model=self._engine.identities[family.card.name], submitted_at=now
+            job=self._ids(),
+            request=resolved,
+            model=self._engine.identities[family.card.name],
+            submitted_at=self._clock.now(),
+            inputs={name: one.ref for name, one in given.items()},
         )
         notices = [NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(resolved)]
-        return await self._accept([submitted, *notices], Saved(replay([submitted, *notices]), None), key, request)
+        events: list[JobEvent] = [submitted, *notices]
+        asked = (request, submitted.inputs) if given else request
+        return await self._accept(events, Saved(replay(events), None), key, asked, await self._store(given))
 
     async def fork(self, job_id: str, at_step: int, changes: RequestChanges = AS_IT_IS, key: str | None = None) -> Job:
         """A new job that shares a job's first `at_step` steps and goes on from there with what `changes` sets.
@@ -321,11 +334,24 @@ class Client:
     def statistics(self) -> EngineStatistics:
         return statistics.statistics(self._engine)
 
-    async def _accept(self, events: Sequence[JobEvent], saved: Saved, key: str | None, asked: object) -> Job:
+    async def _store(self, given: Mapping[str, Given]) -> tuple[Blob, ...]:
+        """Keep the large ones; the small ones are part of the append that makes the job. Raises StoreTrouble."""
+        small = tuple(Blob(one.ref.digest, one.data) for one in given.values() if len(one.data) <= INLINE_LIMIT)
+        large = [one.data for one in given.values() if len(one.data) > INLINE_LIMIT]
+        try:
+            for data in large:
+                await anyio.to_thread.run_sync(self._blobs.put, data)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+        return small
+
+    async def _accept(
+        self, events: Sequence[JobEvent], saved: Saved, key: str | None, asked: object, blobs: tuple[Blob, ...] = ()
+    ) -> Job:
         """Write a new job's log. A key that was used for the same before gives that job."""
         claim = IdempotencyKey(key, _fingerprint(asked)) if key is not None else None
         try:
-            await self._journal.append(new_stream(events, saved, saved.job.submitted_at, claim))
+            await self._journal.append(new_stream(events, saved, saved.job.submitted_at, claim, blobs))
         except KeyTaken as taken:
             job_id = taken.stream.removeprefix("job/")
             if taken.fingerprint != _fingerprint(asked):

@@ -137,13 +137,13 @@ async def _marked(journal: Journal, registry: Registry, retention: Retention, no
     for step, walked in enumerate(states):
         if retention.keeps(step, len(states) - 1):
             live.update(needs(walked.job, walked.state, walked.refolds))
-            live.update(ref.digest for ref in walked.job.artifacts.values())
+            live.update(walked.job.lasting)
     return live
 
 
 def _of_now(saved: Saved) -> Iterator[str]:
     yield from needs(saved.job, saved.state, saved.refolds)
-    yield from (ref.digest for ref in saved.job.artifacts.values())
+    yield from saved.job.lasting
 
 
 def _all(log: Sequence[JobEvent]) -> set[str]:

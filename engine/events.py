@@ -20,12 +20,14 @@ from store.journal import Event, NewEvent
 
 
 class JobSubmitted(Struct, frozen=True, kw_only=True, tag="job_submitted"):
-    """All that the outputs depend on: the request with its seed, and the card and weights by content."""
+    """All that the outputs depend on: the request with its seed, its inputs, and the card and weights by content."""
 
     job: str
     request: ResolvedRequest
     model: ModelIdentity
     submitted_at: float
+    inputs: dict[str, TensorRef] = {}
+    """What the card's program reads as `request.<name>`: a picture to animate, a latent to go on from."""
 
 
 class NoticeGiven(Struct, frozen=True, kw_only=True, tag="notice_given"):

@@ -6,6 +6,7 @@ from typing import assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cards.card import REQUEST
 from cards.request import ResolvedRequest
 from cards.wire import ArtifactRef, ModelIdentity, TensorRef
 from engine.errors import IllegalMove
@@ -179,6 +180,12 @@ class Job(Struct, frozen=True, kw_only=True):
     """The engine that drives it, or the one that it has been sent to."""
 
     @property
+    def lasting(self) -> tuple[str, ...]:
+        """The digests of what stays for as long as the job does: what it was given, and its artifacts."""
+        given = (ref.digest for name, ref in self.outputs.items() if name.startswith(f"{REQUEST}."))
+        return (*given, *(ref.digest for ref in self.artifacts.values()))
+
+    @property
     def terminal(self) -> bool:
         return self.state in TERMINAL
 
@@ -205,6 +212,7 @@ def fold(job: Job | None, event: JobEvent) -> Job:
             request=event.request,
             model=event.model,
             submitted_at=event.submitted_at,
+            outputs={f"{REQUEST}.{name}": ref for name, ref in event.inputs.items()},
         )
     if job is None:
         raise IllegalMove("not submitted", tag(event))

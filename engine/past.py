@@ -100,7 +100,7 @@ class Past:
 
     async def _stored(self, walked: Walked) -> bool:
         try:
-            artifacts = [ref.digest for ref in walked.job.artifacts.values()]
-            return not await self._contents.keep([*needs(walked.job, walked.state, walked.refolds), *artifacts])
+            needed = needs(walked.job, walked.state, walked.refolds)
+            return not await self._contents.keep([*needed, *walked.job.lasting])
         except StoreError as error:
             raise StoreTrouble(str(error)) from error

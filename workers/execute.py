@@ -73,10 +73,11 @@ class Executor:
             made = self._step(unit.plan, tensors)
             seconds = perf_counter() - began
             naming = Naming(reads, tensors, self.resident.unstored(unit.id.job))
-            own = {name: tensor for name, tensor in made.tensors.items() if name not in unit.plan.derives}
-            named = naming.name(own)
+            derived = self._derived_by_body(unit.plan, made)
+            named = naming.name({name: one for name, one in made.tensors.items() if name not in derived})
             if unit.plan.derives:
-                named |= self._derived(replace(unit.plan, reads=reads), made, tensors, named, naming)
+                derived = derived or self._derived(replace(unit.plan, reads=reads), made, tensors, named)
+                named |= naming.name(derived, store=unit.plan.snapshot)
             if unit.plan.writes is not None and set(named) != set(unit.plan.writes):
                 raise BrokenPromise(", ".join(sorted(set(named) ^ set(unit.plan.writes))))
             return self._answer(unit.id, made, named, naming, seconds)
@@ -91,8 +92,13 @@ class Executor:
 
         model = self._models[plan.instance]
         with torch.inference_mode():
-            body = model.bodies.get(plan.kind) or model.bodies[plan.kind.removesuffix(FOLD)]
-            return body(model.components, plan, tensors)
+            return model.bodies[plan.kind](model.components, plan, tensors)
+
+    def _derived_by_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
+        """What the plan derives, where there is no fold for it and the step's body has made it all."""
+        if f"{plan.kind}{FOLD}" in self._models[plan.instance].bodies or not made.tensors.keys() >= {*plan.derives}:
+            return {}
+        return {name: made.tensors[name] for name in plan.derives}
 
     def _derived(
         self,
@@ -100,27 +106,20 @@ class Executor:
         made: Made,
         tensors: "Mapping[str, torch.Tensor]",
         outputs: Mapping[str, Named],
-        naming: Naming,
-    ) -> dict[str, Named]:
-        """What the step's fold makes, given what a later refold will be given, to the layout.
-
-        A family without such a fold has a body that makes it all.
-        """
+    ) -> "dict[str, torch.Tensor]":
+        """What the step's fold makes. It is given what a later refold will be given, to the layout."""
         fold = fold_of(plan, {name: one.ref for name, one in outputs.items()}, made.scalars)
-        derived = {name: tensor for name, tensor in made.tensors.items() if name in plan.derives}
-        if fold.kind in self._models[plan.instance].bodies:
-            given = {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}}
-            derived = dict(self._step(fold, given).tensors)
-        if set(derived) != set(plan.derives) or not outputs.keys().isdisjoint(plan.derives):
-            raise BrokenPromise(", ".join(sorted({*plan.derives} ^ {*derived} | {*plan.derives} & {*outputs})))
-        return naming.name(derived, store=plan.snapshot)
+        derived = self._step(fold, {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}})
+        if set(derived.tensors) != set(plan.derives) or not outputs.keys().isdisjoint(plan.derives):
+            raise BrokenPromise(", ".join(sorted({*plan.derives} ^ {*derived.tensors} | {*plan.derives} & {*outputs})))
+        return derived.tensors
 
     def _refold(self, unit: WorkUnit) -> None:
         """Make what nobody stored, and then forget what it took."""
         job = unit.id.job
         for refold in unit.refolds:
             tensors = self._tensors(job, refold.plan.reads)
-            made = self._step(refold.plan, tensors)
+            made = self._step(self._runnable(refold.plan), tensors)
             named = Naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
             for name, ref in refold.makes.items():
                 if name not in named or named[name].ref != ref:
@@ -129,6 +128,11 @@ class Executor:
                 self.resident.put(job, ref, named[name].tensor)
                 self.resident.unstored(job).add(ref.digest)
         self.resident.admit(job, (*unit.keep, *(ref.digest for ref in unit.plan.reads.values())), {})
+
+    def _runnable(self, fold: WorkPlan) -> WorkPlan:
+        """The fold, or the step itself where its body makes all that follows from it."""
+        there = fold.kind in self._models[fold.instance].bodies
+        return fold if there else replace(fold, kind=fold.kind.removesuffix(FOLD))
 
     def _answer(self, unit: UnitId, made: Made, named: Mapping[str, Named], naming: Naming, seconds: float) -> Answer:
         for name, one in named.items():

@@ -34,14 +34,14 @@ class Denoise(Counted):
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:
         request, output = context.request, context.card.output
-        width, height = canvas.pixels(request.size, output)
+        width, height, frames = canvas.pixels(request, output)
         return {
             "seed": request.seed,
             "guidance": request.guidance,
             "shift": output.canvas.shift(width, height) if output.canvas else context.card.recipe.shift,
             "width": width,
             "height": height,
-            "frames": request.frames,
+            "frames": frames,
             "solver": self._name,
         }
 
@@ -70,7 +70,7 @@ class DecodeVae(Counted):
         self._frames_multiple = frames_multiple
 
     def steps(self, context: LoopContext) -> int:
-        return (context.request.frames - 1) // self._frames_multiple + 1
+        return (canvas.pixels(context.request, context.card.output)[2] - 1) // self._frames_multiple + 1
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:
         return {"fps": context.card.output.fps}

@@ -11,7 +11,18 @@ import msgspec
 import pytest
 from msgspec.structs import asdict, replace
 
-from cards.card import ComponentSpec, LoopSpec, ModelCard, Node, OutputSpec, ParitySpec, Range, from_json, to_json
+from cards.card import (
+    ComponentSpec,
+    InputSpec,
+    LoopSpec,
+    ModelCard,
+    Node,
+    OutputSpec,
+    ParitySpec,
+    Range,
+    from_json,
+    to_json,
+)
 from cards.errors import InvalidCard
 from cards.shapes.card import CARD as SHAPES
 from tests.history import FOLDER
@@ -29,6 +40,7 @@ OTHERS: dict[str, Any] = {
     "output": OutputSpec(width=2, height=1, frames=1, fps=1),
     "program": replace(TOY.program, artifacts=("other.txt",)),
     "prompt_limit": 1001,
+    "inputs": {"image": InputSpec(kind="image")},
 }
 
 
