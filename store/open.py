@@ -109,7 +109,7 @@ def database_at(url: str, durability: Durability = "power") -> Database:
     """Raises BadStoreUrl."""
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # a ValueError is a port that is no number
         raise BadStoreUrl(f"{url!r} names no store: write {FORMS}") from error
     match parsed.drivername:
         case "sqlite" if parsed.database:
