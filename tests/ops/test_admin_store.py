@@ -407,3 +407,15 @@ async def test_a_question_has_a_time_limit(tmp_path: Path) -> None:
     done = await admin(settings_of(tmp_path), "sql", endless, "--timeout", "0.1s")
 
     assert done.err == "error: the statement took longer than 0.1 s: ask for less, or give it more time\n"
+
+
+async def test_the_shortest_and_the_longest_time_are_times_to_postgres_too(new: NewSettings) -> None:
+    shared = new("postgres", "shared")
+    async with open_journal(shared.store_url):
+        pass
+
+    short = await admin(shared, "sql", "SELECT pg_sleep(600)", "--timeout", "0.0001s")
+    long = await admin(shared, "sql", "SELECT 1", "--timeout", "36500d")
+
+    assert (short.code, short.err.count("\n"), long.code) == (1, 1, 0)
+    assert "took longer than 0.0001 s" in short.err
