@@ -45,12 +45,10 @@ async def each(jobs: Iterable[str], act: Callable[[str], Awaitable[str]]) -> lis
 def report(results: list[Result], *, as_json: bool) -> int:
     """What came of each on the screen, and the exit code."""
     failed = [result for result in results if result.error is not None]
-    done = [{"job": result.job, "outcome": result.outcome} for result in results if result.error is None]
     if as_json:
         show([{"job": r.job, "outcome": r.outcome, "error": r.error} for r in results], as_json=True)
     else:
-        if done or not failed:
-            show(done, as_json=False)
+        show([{"job": r.job, "outcome": r.outcome} for r in results if r.error is None], as_json=False)
         for result in failed:
             note(f"error: {result.job}: {result.error}")
     return 1 if failed else 0
