@@ -28,7 +28,7 @@ class Upkeep:
         if media_type != BUNDLE:
             raise WrongMediaType(media_type, BUNDLE)
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "bundle.tar"
+            file = Path(folder) / "bundle"  # by which an error calls it
             async with await anyio.open_file(file, "wb") as written:
                 async for chunk in request.stream():
                     await written.write(chunk)

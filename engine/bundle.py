@@ -23,9 +23,9 @@ from cards.wire import INLINE_LIMIT, ModelIdentity
 from engine import course
 from engine import events as facts
 from engine.actor import Saved, replay, restore, saved_body, stream
-from engine.check import history
+from engine.check import at_rest, history
 from engine.contents import Contents
-from engine.errors import BadBundle, EngineError, HistoryError, JobExists, JobNotFound
+from engine.errors import AlteredLog, BadBundle, EngineError, HistoryError, JobExists, JobNotFound
 from engine.events import JobImported, JobResumed, StepCompleted
 from engine.job import Job, State
 from engine.needs import needs
@@ -84,13 +84,12 @@ async def export(
 
     Raises JobNotFound, HistoryError, MissingBlob, CorruptBlob, StoreUnavailable, OSError.
     """
-    loaded = await journal.load(stream(job_id))
+    events, loaded = await at_rest(journal, stream(job_id))
     if loaded is None:
         raise JobNotFound(job_id)
-    saved = restore(loaded)
-    events = [event async for event in history(journal, stream(job_id)) if event.version <= loaded.version]
     if problem := broken(events, loaded):
-        raise HistoryError(f"job {job_id}: {problem}; nobody could take it in")
+        raise AlteredLog(job_id, problem)
+    saved = restore(loaded)
     needed, wished = _named(saved, events)
     manifest = Manifest(
         job=job_id,

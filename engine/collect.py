@@ -15,7 +15,7 @@ from cards.registry import Registry
 from engine import course
 from engine import events as facts
 from engine.actor import Saved, restore, stream
-from engine.check import history
+from engine.audit import sound_log
 from engine.clock import Clock
 from engine.errors import CannotCollect, EngineError
 from engine.events import JobEvent, StepCompleted, made
@@ -129,7 +129,7 @@ async def _marked(journal: Journal, registry: Registry, retention: Retention, no
     live = set(_of_now(saved))
     if saved.job.terminal and await _ended_before(journal, saved.job, now - retention.steps_s):
         return live
-    log = [facts.decode(event) async for event in history(journal, stream(saved.job.id))]
+    log = [facts.decode(event) for event in await sound_log(journal, saved.job.id)]
     family = registry.get(saved.job.model.name)
     if family is None or family.card.digest != saved.job.model.card:  # nobody here can say which of them a step needs
         return live | _all(log)

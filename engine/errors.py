@@ -22,6 +22,7 @@ EngineError
     - UnknownEvent     an event tag that this code does not know
     - IllegalMove      an event that the job's state does not allow
     - UnreadableBody   the body of an event or a checkpoint is not what its type says
+    - AlteredLog       its chain is broken: it is not what was written
 """
 
 from collections.abc import Iterable, Sequence
@@ -163,3 +164,10 @@ class UnreadableBody(HistoryError):
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"the body of {what} cannot be read: {problem}")
         self.what = what
+
+
+class AlteredLog(HistoryError):
+    def __init__(self, job: str, problem: str) -> None:
+        super().__init__(f"the log of job {job} is not sound: {problem}; from there on it is not to be trusted")
+        self.job = job
+        self.problem = problem

@@ -9,7 +9,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
-from ops.errors import OpsError
+from ops.errors import BadSettings, OpsError
 from store import dump
 from store.blobs import Blobs, digest_of
-from store.dump import Page, fill
+from store.dump import Page, Soundness, fill
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -38,6 +38,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     rows: dict[str, int]
     blobs: int
     members: dict[str, str]
+    broken: dict[str, str] = {}
+    """The streams and inline blobs that were not sound in the store already, and why."""
 
 
 def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
@@ -46,11 +48,13 @@ def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Man
         rows = dict.fromkeys(dump.TABLES, 0)
         members: dict[str, str] = {}
         wanted: dict[str, None] = {}
+        soundness = Soundness()
         for number, page in enumerate(taken.pages()):
             name = f"rows/{number:06}-{page.table}.msgpack"
             members[name] = _add(tar, name, msgspec.msgpack.encode(page))
             rows[page.table] += len(page.rows)
             wanted |= dict.fromkeys(_digests(page))
+            soundness.follow(page)
             progress(page.table, rows[page.table])
         kept = _add_blobs(tar, blobs, list(wanted), progress) if blobs is not None else 0
         manifest = Manifest(
@@ -60,6 +64,7 @@ def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Man
             rows=rows,
             blobs=kept,
             members=members,
+            broken=soundness.problems(),
         )
         _add(tar, MANIFEST, msgspec.json.encode(manifest))
     return manifest
@@ -70,7 +75,7 @@ def restore(url: str, blobs: Blobs, file: Path, progress: Progress) -> Manifest:
     with _readable(file) as tar:
         manifest = _manifest(tar, file)
         pages = _pages(tar, manifest, blobs, progress)
-        fill(url, pages, revision=manifest.revision, position=manifest.position)
+        fill(url, pages, revision=manifest.revision, position=manifest.position, broken=manifest.broken)
     return manifest
 
 
@@ -96,7 +101,8 @@ def _digests(page: Page) -> Iterator[str]:
         return
     body = page.columns.index("body")
     for row in page.rows:
-        yield from _called_digest(msgspec.msgpack.decode(row[body]))
+        with suppress(msgspec.DecodeError, TypeError):  # somebody has altered it: it names nothing
+            yield from _called_digest(msgspec.msgpack.decode(row[body]))
 
 
 def _called_digest(value: Any) -> Iterator[str]:
@@ -159,15 +165,15 @@ def _readable(file: Path) -> Iterator[tarfile.TarFile]:
     except tarfile.TarError as error:
         raise OpsError(f"file: {file} is no whole backup: {error}; take another one") from error
     except OSError as error:
-        raise OpsError(f"file: cannot read {file}: {error.strerror}") from error
+        raise BadSettings(f"file: cannot read {file}: {error.strerror}") from error
 
 
 @contextmanager
 def _new(file: Path) -> Iterator[Any]:
     """A file that is there under its name once it is whole and durable."""
-    if file.exists():
-        raise OpsError(f"file: {file} is there already: choose another name")
     try:
+        if file.exists():
+            raise BadSettings(f"file: {file} is there already: choose another name")
         with tempfile.NamedTemporaryFile(dir=file.absolute().parent, prefix=f".{file.name}.", delete=False) as out:
             try:
                 yield out
@@ -178,7 +184,7 @@ def _new(file: Path) -> Iterator[Any]:
                 os.unlink(out.name)
         _sync_folder(file.absolute().parent)
     except OSError as error:
-        raise OpsError(f"file: cannot write {file}: {error.strerror}; choose another place") from error
+        raise BadSettings(f"file: cannot write {file}: {error.strerror}; choose another place") from error
 
 
 def _sync_folder(folder: Path) -> None:

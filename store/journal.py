@@ -51,7 +51,8 @@ class JobRow(Struct, frozen=True):
     """The engine that drives it, or is to."""
 
     attempts: int = 1
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] | None = {}
+    """None if somebody has put something else there."""
 
 
 class JobFilter(Struct, frozen=True, kw_only=True):
@@ -70,6 +71,8 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     updated_after: float | None = None
     attempts_from: int | None = None
     metadata: dict[str, str] = {}
+    unreadable: bool = False
+    """Only those whose metadata somebody has made unreadable."""
 
 
 class IdempotencyKey(Struct, frozen=True):

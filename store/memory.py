@@ -232,5 +232,6 @@ def _matches(row: JobRow, where: JobFilter) -> bool:
         and (where.updated_before is None or row.updated_at < where.updated_before)
         and (where.updated_after is None or row.updated_at > where.updated_after)
         and (where.attempts_from is None or row.attempts >= where.attempts_from)
-        and where.metadata.items() <= row.metadata.items()
+        and where.metadata.items() <= (row.metadata or {}).items()
+        and (row.metadata is None or not where.unreadable)
     )

@@ -17,7 +17,7 @@ from ops import backup
 from ops.admin.parser import command
 from ops.serve import make_folder
 from ops.settings import Settings
-from ops.tables import show_one
+from ops.tables import note, show_one
 from store import open as stores
 from store.blobs import open_blobs
 from store.errors import StoreLocked, StoreUnavailable
@@ -91,7 +91,7 @@ async def _backup(arguments: argparse.Namespace, settings: Settings) -> int:
     with _progress() as progress:
         done = await anyio.to_thread.run_sync(backup.backup, settings.store_url, blobs, arguments.file, progress)
     show_one({"file": str(arguments.file)} | _kept(done), as_json=arguments.json)
-    return 0
+    return _note_broken(done, "and the backup has it as it is")
 
 
 async def _restore(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -100,11 +100,19 @@ async def _restore(arguments: argparse.Namespace, settings: Settings) -> int:
     with _progress() as progress:
         done = await anyio.to_thread.run_sync(backup.restore, settings.store_url, blobs, arguments.file, progress)
     show_one({"store": settings.store_url} | _kept(done), as_json=arguments.json)
-    return 0
+    return _note_broken(done, "as it was when the backup was taken")
+
+
+def _note_broken(manifest: backup.Manifest, so: str) -> int:
+    """A line for each log that is not sound, and the exit code."""
+    for stream, problem in manifest.broken.items():
+        note(f"error: {stream} is not sound, {so}: {problem}")
+    return 1 if manifest.broken else 0
 
 
 def _kept(manifest: backup.Manifest) -> dict[str, Any]:
-    return {"revision": manifest.revision, "rows": manifest.rows, "blobs": manifest.blobs}
+    counted = {"revision": manifest.revision, "rows": manifest.rows, "blobs": manifest.blobs}
+    return counted | {"broken": manifest.broken}
 
 
 @contextmanager

@@ -83,7 +83,11 @@ def digest_of(data: bytes) -> str:
 
 def verified(digest: str, data: bytes) -> bytes:
     """The data, if they are what the digest names. Raises CorruptBlob."""
-    if digest_of(data) != digest:
+    try:
+        found = digest_of(data)
+    except TypeError as error:  # SQLite keeps whatever type somebody puts into a column
+        raise CorruptBlob(digest) from error
+    if found != digest:
         raise CorruptBlob(digest)
     return data
 

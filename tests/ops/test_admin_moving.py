@@ -75,7 +75,7 @@ def test_a_paused_job_moves_and_stays_paused_and_a_copy_leaves_the_original_alon
         (tmp_path / "job.tar").rename(tmp_path / ".job.tar.moving")  # as if it had been killed just before the name
         admin("jobs", "export", job, "-o", tmp_path / "job.tar", "--move", data=here, store=None)
         assert "has moved already" in admin(
-            "jobs", "export", job, "-o", tmp_path / "other.tar", "--move", data=here, store=None, code=2
+            "jobs", "export", job, "-o", tmp_path / "other.tar", "--move", data=here, store=None, code=1
         )
     assert copied["moved"] is False
 

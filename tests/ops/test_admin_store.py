@@ -109,7 +109,7 @@ async def test_what_is_exported_can_be_read_back(settings: Settings, tmp_path: P
     assert [msgspec.json.decode(line, type=Event) for line in shown.out.splitlines()] == log
     assert (tmp_path / "log.jsonl").read_text() == shown.out
     assert (written.out, written.err) == ("", f"{len(log)} events\n")
-    assert (nowhere.code, nowhere.err.count("\n")) == (1, 1)
+    assert (nowhere.code, nowhere.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ async def test_a_restore_asks_for_an_empty_store_and_a_backup_for_a_new_file(bac
 
     assert "take an empty one" in again.err
     assert "is there already: choose another name" in over.err
-    assert {done.code for done in (again, over, nowhere, gone)} == {1}
+    assert [done.code for done in (again, over, nowhere, gone)] == [1, 2, 2, 2]
     assert {done.err.count("\n") for done in (again, over, nowhere, gone)} == {1}
     async with engine(there):
         assert "holds" in (await admin(there, "db", "restore", backed_up)).err
@@ -406,4 +406,16 @@ async def test_a_question_has_a_time_limit(tmp_path: Path) -> None:
 
     done = await admin(settings_of(tmp_path), "sql", endless, "--timeout", "0.1s")
 
-    assert done.err == "error: statement: the statement took longer than 0.1 s: ask for less, or give it more time\n"
+    assert done.err == "error: the statement took longer than 0.1 s: ask for less, or give it more time\n"
+
+
+async def test_the_shortest_and_the_longest_time_are_times_to_postgres_too(new: NewSettings) -> None:
+    shared = new("postgres", "shared")
+    async with open_journal(shared.store_url):
+        pass
+
+    short = await admin(shared, "sql", "SELECT pg_sleep(600)", "--timeout", "0.0001s")
+    long = await admin(shared, "sql", "SELECT 1", "--timeout", "36500d")
+
+    assert (short.code, short.err.count("\n"), long.code) == (1, 1, 0)
+    assert "took longer than 0.0001 s" in short.err
