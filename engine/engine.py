@@ -17,7 +17,7 @@ from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
 from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Refuse, Released, Shutdown, StepResult, WorkPlan
-from engine import driver, verbs
+from engine import driver, share, verbs
 from engine.actor import JobActor
 from engine.cancel import Canceller
 from engine.clock import Clock
@@ -472,8 +472,8 @@ class Engine:
             await self.dispatcher.release(self._lapses.pop())
 
     def _served(self) -> list[str]:
-        """The models that there are workers for."""
-        return sorted(name for name, model in self.identities.items() if self.fleet.serving(model))
+        """The models that there are workers for, as the lease says them."""
+        return share.offers(model for model in self.identities.values() if self.fleet.serving(model))
 
     def _line_up(self, actor: JobActor) -> bool:
         """Line the job's next step up, if none is lined up, and its units are not too far ahead of worker and disk."""

@@ -11,7 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine import driver, verbs
+from engine import driver, share, verbs
 from engine.actor import JobActor
 from engine.clock import Clock
 from engine.engine import Engine
@@ -20,6 +20,7 @@ from engine.events import JobEvent
 from engine.job import Job, fold
 from engine.needs import lacking, tensors
 from engine.past import Log, Past
+from engine.reconcile import mismatch
 from store.errors import StoreError
 
 LOOK_S = 0.01
@@ -244,8 +245,12 @@ class Operator:
         if engine not in live and not mine:
             peers = ", ".join(sorted({self._engine.settings.name, *live}))
             raise NoSuchPlace(f"no engine {engine!r} works on this store; there are: {peers}")
-        if not mine and job.model.name not in live[engine].models:
-            raise NoSuchPlace(f"engine {engine!r} has no workers for {job.model.name!r} now")
+        if mine and (problem := mismatch(job.model, self._engine.identities)):
+            raise NoSuchPlace(f"engine {engine!r} cannot take it: {problem}")
+        if not mine and not share.runs(live[engine], job.model):
+            other = job.model.name in live[engine].models
+            of = "the card and weights of " if other else ""
+            raise NoSuchPlace(f"engine {engine!r} has no workers for {of}{job.model.name!r} now")
 
     def _check_pool(self, job: Job, pool: str) -> None:
         """Raises NoSuchPlace."""
