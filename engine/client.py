@@ -137,7 +137,7 @@ class Client:
         )
 
     async def take_in(self, file: Path) -> Job:
-        """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Draining, StoreTrouble."""
+        """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Unrunnable, Draining, StoreTrouble."""
         if self._engine.draining:
             raise Draining
         try:
