@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ModelIdentity
-from engine import course
+from engine import course, driver
 from engine import events as facts
 from engine.actor import Saved, replay, restore, saved_body, stream
 from engine.check import at_rest, history
 from engine.contents import Contents
-from engine.errors import AlteredLog, BadBundle, EngineError, HistoryError, JobExists, JobNotFound
+from engine.errors import AlteredLog, BadBundle, EngineError, HistoryError, JobExists, JobNotFound, Unrunnable
 from engine.events import JobImported, JobResumed, StepCompleted
 from engine.job import Job, State
 from engine.needs import needs
@@ -164,9 +164,9 @@ def _written(file: Path) -> Iterator[tarfile.TarFile]:
 async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path, *, at: float) -> Job:
     """Keep a bundle's job in this store: from then on an engine here goes on with it, if it has not ended.
 
-    Where its card is known, its state must be the one that the log leads to.
+    The state of one that is to go on must be the one that its log leads to, by the card that it pins.
 
-    Raises BadBundle, JobExists, StoreUnavailable.
+    Raises BadBundle, JobExists, Unrunnable, StoreUnavailable.
     """
     bundle = await anyio.to_thread.run_sync(read, file)
     manifest = bundle.manifest
@@ -230,16 +230,24 @@ def _check(file: Path, bundle: Bundle) -> None:
 
 
 def _check_state(file: Path, bundle: Bundle, registry: Registry) -> None:
-    """No hash of the log covers the checkpoint, but the log says what must be in it. Raises BadBundle."""
+    """No hash of the log covers the checkpoint, but the log says what must be in it: only its card's loops can tell.
+
+    Raises BadBundle, Unrunnable.
+    """
     saved = restore(_loaded(bundle))
-    family = registry.get(saved.job.model.name)
-    if saved.job.terminal or family is None or family.card.digest != saved.job.model.card:
+    if saved.job.terminal:
         return
+    pinned = saved.job.model
+    family = registry.get(pinned.name)
+    if family is None or family.card.digest != pinned.card:
+        raise Unrunnable(saved.job.id, f"this engine lacks card {pinned.card[:16]} of {pinned.name!r} to check it by")
     try:
         walked = course.follow([facts.decode(event) for event in bundle.events], family)
+        began = walked.state is None and saved.state is not None  # its node has, and no step of it is done
+        state = driver.resume(walked.job, family, None).state if began else walked.state
     except EngineError as error:
         raise BadBundle(file.name, str(error)) from error
-    if walked.state is not None and walked.state != saved.state:
+    if state is not None and state != saved.state:
         raise BadBundle(file.name, "its checkpoint has another state than its log leads to")
 
 

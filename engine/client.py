@@ -22,6 +22,7 @@ from engine.cancel import Outcome
 from engine.clock import Clock
 from engine.collect import Collected, Retention, collect
 from engine.contents import Contents
+from engine.desk import Desk
 from engine.engine import Engine
 from engine.errors import (
     ArtifactLost,
@@ -35,7 +36,6 @@ from engine.errors import (
 )
 from engine.events import JobEvent, JobForked, JobSubmitted, NoticeGiven
 from engine.job import Job
-from engine.operate import Operator
 from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
 from store.blobs import Blobs
@@ -85,7 +85,7 @@ class Client:
         self._blobs = blobs
         self._contents = Contents(journal, blobs)
         self._past = Past(journal, self._contents, engine.registry, engine.identities)
-        self.verbs = Operator(engine, self._past, clock)
+        self.verbs = Desk(engine, journal, self._past, clock)
         """What people do to jobs: pause, resume, retry, terminate, quarantine, lift, rewind, migrate,
         move_away."""
         self._clock = clock
@@ -137,7 +137,7 @@ class Client:
         )
 
     async def take_in(self, file: Path) -> Job:
-        """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Draining, StoreTrouble."""
+        """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Unrunnable, Draining, StoreTrouble."""
         if self._engine.draining:
             raise Draining
         try:
@@ -159,7 +159,7 @@ class Client:
         """Raises JobNotFound, Draining, StoreTrouble."""
         if self._engine.draining:
             raise Draining
-        return await self._engine.canceller.cancel(job_id, reason)
+        return await self.verbs.cancel(job_id, reason)
 
     async def purge(self, job_id: str) -> None:
         """Forget a job that has ended, and all of its log. Raises JobNotFound, NotAllowed, HistoryError, StoreTrouble.
@@ -275,6 +275,8 @@ class Client:
     async def destination(self, name: str) -> dict[str, str]:
         """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.
 
+        Where other engines may have the job, a name that is nobody's here may be that of a pool there.
+
         Raises NoSuchPlace, StoreTrouble.
         """
         kind, _, rest = name.partition(":")
@@ -287,6 +289,8 @@ class Client:
             raise StoreTrouble(str(error)) from error
         if name in pools or name in engines:
             return {"pool" if name in pools else "engine": name}
+        if kind == name and self._journal.shared and engines != [self.name]:
+            return {"pool": name}
         there = ", ".join([f"pool:{one}" for one in sorted(pools)] + [f"engine:{one}" for one in sorted(engines)])
         raise NoSuchPlace(f"no pool and no engine is named {name!r}; there are: {there}")
 

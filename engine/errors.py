@@ -17,6 +17,8 @@ EngineError
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
     - Overtaken        somebody else wrote to the job's log first
+       - DrivenElsewhere  the job is another engine's, which is alive
+    - NoAnswer         the engine that drives the job does not do what it is asked for
  - LoopFailed          a family's loop raised: its job ends, nothing else does
  - HistoryError        a log that cannot be read
     - UnknownEvent     an event tag that this code does not know
@@ -137,6 +139,19 @@ class StoreTrouble(EngineError):
 
 class Overtaken(StoreTrouble):
     """Nothing was acknowledged; what was asked for may be asked for again."""
+
+
+class DrivenElsewhere(Overtaken):
+    """It is for `engine` to write to the job's log."""
+
+    def __init__(self, job: str, engine: str) -> None:
+        super().__init__(f"job {job} is driven by engine {engine}")
+        self.engine = engine
+
+
+class NoAnswer(StoreTrouble):
+    def __init__(self, engine: str) -> None:
+        super().__init__(f"engine {engine} drives the job and does not answer; nothing was done, ask again")
 
 
 class LoopFailed(EngineError):

@@ -66,6 +66,7 @@ NEXT: dict[State, dict[type[JobEvent], State]] = {
         JobForked: State.QUEUED,
         JobImported: State.QUEUED,
         JobMigrated: State.QUEUED,
+        JobReleased: State.QUEUED,
         JobRewound: State.QUEUED,
         JobAdmitted: State.RUNNING,
         JobRecovered: State.RUNNING,

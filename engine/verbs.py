@@ -140,6 +140,11 @@ def take(job: Job, node: Node, engine: str) -> JobEvent:
     return JobRecovered(engine=engine, node=node.name, step=job.place.step)
 
 
+def hand_on(job: Job, engine: str) -> list[JobEvent]:
+    """An engine has a job, or was given it, and cannot run it: it is anyone's. A cancel needs nobody who can."""
+    return [JobCancelled()] if job.state is State.CANCELLING else [JobReleased(engine=engine)]
+
+
 def fail(job: Job, node: Node, kind: str, message: str) -> list[JobEvent]:
     failed = JobFailed(kind=kind, message=message, node=node.name, step=job.place.step, attempt=job.attempt)
     return [failed] if job.state in (State.RUNNING, State.PAUSED) else []

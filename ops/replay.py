@@ -43,7 +43,7 @@ async def verify_job(
 async def verify_bundle(
     settings: Settings, file: Path, progress: Progress, *, from_step: int = 0
 ) -> tuple[Verdict, list[str]]:
-    """The same of an exported job, in no store. Raises BadBundle, UnknownModel."""
+    """The same of an exported job, in no store. Raises BadBundle, Unrunnable, UnknownModel."""
     journal, blobs = MemoryJournal(), MemoryBlobs()
     job = await take_in(journal, blobs, registry.load(settings.families), file, at=0.0)
     return await _verify(settings, journal, blobs, job.id, progress, from_step)

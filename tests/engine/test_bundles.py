@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from engine import bundle
 from engine.contents import Contents
-from engine.errors import BadBundle, GoneOn, JobExists, JobNotFound, NotAllowed
+from engine.errors import BadBundle, GoneOn, JobExists, JobNotFound, NotAllowed, Unrunnable
 from engine.job import State
 from store.chain import broken
+from tests import toy
 from tests.sim import Running, World, assert_unharmed, digests, request
 
 BIG = "a count big=70000"
@@ -196,6 +198,40 @@ async def test_a_bundle_that_was_changed_is_refused_and_leaves_nothing(
 
         assert await running.client.jobs() == []
         assert await there.journal.streams("") == []
+
+
+async def test_a_state_before_the_first_step_of_a_node_is_checked_too(tmp_path: Path) -> None:
+    here, there = World(), World()
+    async with here.engine(workers=0) as running:
+        job = await running.client.submit(request(BIG, steps=STEPS))
+        await running.until(lambda: bool(running.engine.ledger.actors))
+        await running.engine.ledger.settled()
+        await running.client.verbs.pause(job.id)
+    await exported(here, job.id, tmp_path / "job.tar")
+    changed(tmp_path / "job.tar", tmp_path / "bad.tar", "checkpoint", with_another_state)
+
+    async with there.engine() as running:
+        with pytest.raises(BadBundle, match="another state than its log leads to"):
+            await running.client.take_in(tmp_path / "bad.tar")
+        assert (await running.client.take_in(tmp_path / "job.tar")).state is State.PAUSED
+
+
+@pytest.mark.parametrize("families", [(), (toy.ToyFamily(replace(toy.CARD, version="2")),)])
+async def test_a_job_that_is_to_go_on_is_taken_in_only_where_its_card_can_check_its_state(
+    tmp_path: Path, families: Any
+) -> None:
+    here, there = World(), World(families=families)
+    async with here.engine() as running:
+        job = await held(running, 3)
+        ended = await running.ended((await running.client.submit(request())).id)
+    await exported(here, job, tmp_path / "job.tar")
+    await exported(here, ended.id, tmp_path / "ended.tar")
+
+    async with there.engine(workers=0) as running:
+        with pytest.raises(Unrunnable, match=r"lacks card [0-9a-f]{16} of 'toy' to check it by"):
+            await running.client.take_in(tmp_path / "job.tar")
+        assert await there.journal.streams("") == []
+        assert (await running.client.take_in(tmp_path / "ended.tar")).state is State.COMPLETED
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a tar" * 1_000])
