@@ -9,6 +9,7 @@ The points are gone through by a process of their own, because a test's has thre
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -37,10 +38,22 @@ def enumerate_points(scenario: str, sample: int, *options: str) -> "subprocess.C
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("scenario", [*ON_FILES, *ON_POSTGRES])
+@pytest.mark.parametrize("scenario", ON_FILES)
 def test_a_store_is_whole_after_a_crash_at_any_point(scenario: str) -> None:
-    report = enumerate_points(scenario, SAMPLE)
+    assert_clean(enumerate_points(scenario, SAMPLE))
 
+
+@pytest.fixture(scope="module")
+def server(new_database: Callable[[], str]) -> str:
+    return new_database()
+
+
+@pytest.mark.parametrize("scenario", ON_POSTGRES)
+def test_a_database_is_whole_after_a_crash_at_any_statement(scenario: str, server: str) -> None:
+    assert_clean(enumerate_points(scenario, SAMPLE, "--server", server))
+
+
+def assert_clean(report: "subprocess.CompletedProcess[str]") -> None:
     assert report.returncode == 0, report.stdout + report.stderr
     assert report.stdout.endswith("points, all clean\n")
 
