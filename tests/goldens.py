@@ -66,15 +66,14 @@ async def _leave_some(running: Running) -> None:
 # -- bundles ----------------------------------------------------------------------------------------------------
 
 
-async def write_bundles(release: str) -> None:
-    """A job in the middle of its steps, as `jobs export --move` writes it, and one that has ended."""
+async def write_bundles(finished_file: Path, half_done_file: Path) -> None:
+    """One of a job that has ended, and one of a job in the middle of its steps, as `jobs export --move` writes it."""
     world = World()
     async with world.engine() as running:
         finished = await running.ended((await running.client.submit(request(steps=STEPS, preview_every=2))).id)
         half_done = await _paused(running)
         whole = digests(await running.client.checkpoints(finished.id))
-        for name, job, moved in (("finished", finished.id, False), ("half-done", half_done, True)):
-            file = _new(FOLDER / f"bundle-{release}-{name}.tar")
+        for file, job, moved in ((finished_file, finished.id, False), (half_done_file, half_done, True)):
             contents = Contents(world.journal, world.blobs)
             await bundle.export(world.journal, contents, job, file, origin="toy", moved=moved, resumes=moved)
             file.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
@@ -106,7 +105,8 @@ def main() -> None:
     if options.kind == "store":
         anyio.run(write_store, _new(FOLDER / f"schema-{REVISION}.db"))
     else:
-        anyio.run(write_bundles, options.release)
+        kept = [_new(FOLDER / f"bundle-{options.release}-{name}.tar") for name in ("finished", "half-done")]
+        anyio.run(write_bundles, *kept)
 
 
 if __name__ == "__main__":
