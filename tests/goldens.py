@@ -9,17 +9,22 @@ import argparse
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
+from sqlalchemy import MetaData, NullPool, create_engine, insert, select
 
 from cards.request import RequestChanges
 from engine import bundle
 from engine.contents import Contents
+from store.migrate import migrate
 from store.open import open_journal
 from store.schema import REVISION
 from tests.history import FOLDER
 from tests.sim import Running, World, digests, request
+
+MADE_BY_MIGRATIONS = {"alembic_version", "compatibility"}
 
 STEPS = 6
 
@@ -61,6 +66,29 @@ async def _leave_some(running: Running) -> None:
     await running.client.verbs.resume(half_done.id)
     await running.until(lambda: {half_done.id, waiting.id} <= running.engine.ledger.actors.keys())
     await running.engine.drain(0.1)
+
+
+def revision(store: Path) -> str:
+    return store.stem.removeprefix("schema-")
+
+
+def fill(url: str, store: Path) -> None:
+    """Make an empty PostgreSQL database what a kept store is: by the migrations of its time, and with its rows."""
+    source = create_engine(f"sqlite:///file:{store}?immutable=1&uri=true", poolclass=NullPool)
+    target = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
+    with source.connect() as read, target.begin() as write:
+        migrate(write, revision(store))
+        old_tables, tables = MetaData(), MetaData()
+        old_tables.reflect(read)
+        tables.reflect(write)
+        for name in old_tables.tables.keys() - MADE_BY_MIGRATIONS:
+            if rows := [row._asdict() for row in read.execute(select(old_tables.tables[name]))]:
+                write.execute(insert(tables.tables[name]), [_as_booleans(row) for row in rows])
+        write.exec_driver_sql("SELECT setval(pg_get_serial_sequence('events', 'position'), max(position)) FROM events")
+
+
+def _as_booleans(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: bool(value) if name == "open" else value for name, value in row.items()}
 
 
 # -- bundles ----------------------------------------------------------------------------------------------------

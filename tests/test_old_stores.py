@@ -8,23 +8,19 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import Struct
-from sqlalchemy import MetaData, NullPool, create_engine, insert, select
 
 from engine.check import check
 from engine.job import State
 from store.chain import broken
 from store.errors import SchemaMismatch
-from store.migrate import migrate
 from store.open import open_journal, upgrade
 from store.schema import REVISION
+from tests.goldens import fill, revision
 from tests.history import FOLDER
 from tests.sim import World, digests, request
-
-MADE_BY_MIGRATIONS = ("alembic_version", "compatibility")
 
 
 class Golden(Struct, frozen=True):
@@ -35,10 +31,6 @@ class Golden(Struct, frozen=True):
     events: int
     half_done: str
     waiting: str
-
-    @property
-    def revision(self) -> str:
-        return self.path.stem.removeprefix("schema-")
 
 
 GOLDENS = (
@@ -53,7 +45,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return kind
 
 
-@pytest.fixture(params=GOLDENS, ids=lambda golden: golden.revision)
+@pytest.fixture(params=GOLDENS, ids=lambda golden: golden.path.stem)
 def golden(request: pytest.FixtureRequest) -> Golden:
     golden: Golden = request.param
     return golden
@@ -65,26 +57,8 @@ def url(request: pytest.FixtureRequest, golden: Golden, kind: str, tmp_path: Pat
         return f"sqlite:///{shutil.copy(golden.path, tmp_path / 'store.db')}"
     new_database: Callable[[], str] = request.getfixturevalue("new_database")
     url = new_database()
-    fill(url, golden)
+    fill(url, golden.path)
     return url
-
-
-def fill(url: str, golden: Golden) -> None:
-    source = create_engine(f"sqlite:///file:{golden.path}?immutable=1&uri=true", poolclass=NullPool)
-    target = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
-    with source.connect() as read, target.begin() as write:
-        migrate(write, golden.revision)
-        old_tables, tables = MetaData(), MetaData()
-        old_tables.reflect(read)
-        tables.reflect(write)
-        for name in old_tables.tables.keys() - MADE_BY_MIGRATIONS:
-            if rows := [row._asdict() for row in read.execute(select(old_tables.tables[name]))]:
-                write.execute(insert(tables.tables[name]), [as_booleans(row) for row in rows])
-        write.exec_driver_sql("SELECT setval(pg_get_serial_sequence('events', 'position'), max(position)) FROM events")
-
-
-def as_booleans(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: bool(value) if name == "open" else value for name, value in row.items()}
 
 
 def test_every_store_that_is_kept_is_tried() -> None:
@@ -93,7 +67,7 @@ def test_every_store_that_is_kept_is_tried() -> None:
 
 async def test_a_store_of_an_older_schema_is_refused_until_it_is_upgraded(url: str, golden: Golden) -> None:
     refusal = pytest.raises(SchemaMismatch, match="engine-admin db upgrade")
-    with refusal if golden.revision < REVISION else nullcontext():
+    with refusal if revision(golden.path) < REVISION else nullcontext():
         async with open_journal(url):
             pass
 

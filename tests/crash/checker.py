@@ -104,10 +104,10 @@ def _differences(found: Sight, expected: Sequence[Sight]) -> list[str]:
 
 def _different_fields(found: Sight, expected: Sight) -> list[str]:
     fields = [(name, getattr(found, name), getattr(expected, name)) for name in found.__struct_fields__]
-    return [f"{name} is {_short(ours)}, not {_short(theirs)}" for name, ours, theirs in fields if ours != theirs]
+    return [f"{name} is {short(ours)}, not {short(theirs)}" for name, ours, theirs in fields if ours != theirs]
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     text = repr(value)
     return text if len(text) < 300 else f"{text[:300]}..."
 

@@ -10,7 +10,7 @@ from cards.request import RequestChanges
 from engine import bundle
 from engine.collect import Retention, collect
 from engine.contents import Contents
-from engine.errors import JobExists, JobNotFound
+from engine.errors import JobExists, JobNotFound, NotAllowed
 from engine.job import State
 from tests.crash.retried import FIRST, engine, followed
 from tests.crash.scenario import Tell
@@ -81,7 +81,7 @@ async def a_job(running: Running, folder: Path, tell: Tell) -> str:
     """Ask for a job; for the same one, if it is there."""
     job = await running.client.submit(REQUEST, key="first")
     await followed(running, job.id, tell)
-    return job.id
+    return ""
 
 
 async def a_takeover(running: Running, folder: Path, tell: Tell) -> str:
@@ -94,7 +94,17 @@ async def a_takeover(running: Running, folder: Path, tell: Tell) -> str:
 async def a_fork(running: Running, folder: Path, tell: Tell) -> str:
     fork = await running.client.fork(ONLY, 2, RequestChanges(guidance=2.0), key="second")
     await followed(running, fork.id, tell)
-    return fork.id
+    return ""
+
+
+async def a_migration(running: Running, folder: Path, tell: Tell) -> str:
+    """Have a job go on in another pool than it was in, if it has not ended there before."""
+    if not running.workers:
+        running.add_worker(pool="other")
+    await running.until(lambda: bool(running.engine.fleet.seats))
+    with suppress(NotAllowed):
+        await running.client.verbs.migrate(ONLY, pool="other")
+    return await a_takeover(running, folder, tell)
 
 
 async def a_collection(running: Running, folder: Path, tell: Tell) -> str:

@@ -22,7 +22,7 @@ from store.blobs.open import open_blobs
 from store.errors import StoreUnavailable
 from store.journal import Journal
 from store.open import open_journal
-from tests.crash.checker import opened, problems_after
+from tests.crash.checker import opened, problems_after, short
 from tests.crash.forked import result_of
 from tests.crash.scenario import Place, Scenario, Tell
 from tests.sim import Running, World, digests
@@ -69,7 +69,7 @@ def retried(work: Work, before: Before = no_jobs) -> Scenario:
             await journal.end_lease(KILLED)
             ending = await _done(_world(journal, place), NEXT, work, place.folder, lambda line: None)
             if ending != unbroken:
-                problems.append(f"ended as {ending}, not as {unbroken}")
+                problems.append(f"ended as {short(ending)}, not as {short(unbroken)}")
             problems += (await problems_of_jobs(journal)).problems
         return problems + await problems_after(place)
 
@@ -122,9 +122,9 @@ def _world(journal: Journal, place: Place) -> World:
 
 
 async def _ending(running: Running, job_id: str) -> object:
-    """All that a caller sees of how a job ended, but who did it and when; and every step, as often as it was done."""
+    """All that a caller sees of a job's end, but its name, who did it and when; and every step, as often as it was."""
     job = await running.client.job(job_id)
     events = [told.event for told in await running.client.events(job_id)]
     steps = [(event.node, event.step) for event in events if isinstance(event, StepCompleted)]
     contents = {name: (await running.client.artifact(job_id, name))[1] for name in job.artifacts}
-    return job_id, job.state, job.outputs, contents, steps, digests(await running.client.checkpoints(job_id))
+    return job.state, job.outputs, contents, steps, digests(await running.client.checkpoints(job_id))

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ import anyio
 from engine.actor import stream
 from engine.check import check
 from store.blobs import MemoryBlobs, digest_of
+from store.errors import StoreUnavailable
 from store.open import open_journal, revisions, upgrade
 from store.schema import REVISION
 from tests.crash.calls import adopt, append, end_lease, hold_lease, job, key, put, replace_rows, row_of, small, sweep
@@ -22,6 +24,7 @@ from tests.crash.jobs import (
     a_fork,
     a_half_done_job,
     a_job,
+    a_migration,
     a_move,
     a_paused_job,
     a_takeover,
@@ -30,8 +33,10 @@ from tests.crash.jobs import (
 from tests.crash.retried import Before, Work, no_jobs, retried
 from tests.crash.scenario import Place, Prepare, Scenario, Tell, nothing
 from tests.crash.script import Script, Store, scripted
+from tests.goldens import fill
+from tests.history import FOLDER
 
-OLD_STORE = Path(__file__).parent.parent / "histories" / "schema-0001.db"
+OLD_STORE = FOLDER / "schema-0001.db"
 
 # -- what is there before ---------------------------------------------------------------------------------------
 
@@ -42,7 +47,10 @@ async def an_empty_store(place: Place) -> None:
 
 
 async def an_old_store(place: Place) -> None:
-    shutil.copy(OLD_STORE, place.folder / "store.db")
+    if place.url:
+        fill(place.url, OLD_STORE)
+    else:
+        shutil.copy(OLD_STORE, place.folder / "store.db")
 
 
 # -- scripts ----------------------------------------------------------------------------------------------------
@@ -141,6 +149,7 @@ WORK: dict[Work, Before] = {
     a_job: no_jobs,
     a_takeover: a_half_done_job,
     a_fork: a_finished_job,
+    a_migration: a_half_done_job,
     a_collection: old_and_new_jobs,
     a_move: a_paused_job,
 }
@@ -154,8 +163,9 @@ def an_upgrade(prepare: Prepare) -> Scenario:
     expected = anyio.run(_upgraded, prepare)
 
     async def live(place: Place, tell: Tell) -> None:
-        upgrade(place.journal)
-        tell("upgraded")
+        with suppress(StoreUnavailable):  # a lost connection breaks it off, as a kill does
+            upgrade(place.journal)
+            tell("upgraded")
 
     async def check(place: Place, told: Sequence[str]) -> list[str]:
         problems = []
@@ -208,5 +218,6 @@ THERE = " on postgresql"
 
 ON_POSTGRES: dict[str, Callable[[], Scenario]] = {
     **_named((a_store_from_nothing, appends, a_second_engine, a_new_list_of_jobs, a_purge, an_import), THERE),
+    f"an upgrade{THERE}": partial(an_upgrade, an_old_store),
     **_retried(THERE),
 }
