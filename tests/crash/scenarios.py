@@ -207,17 +207,19 @@ def _name(function: Callable[..., object]) -> str:
     return function.__name__.replace("_", " ")
 
 
+THERE = " on postgresql"
+
+WORK_ON_FILES, WORK_ON_POSTGRES = _retried(), _retried(THERE)
+
 ON_FILES: dict[str, Callable[[], Scenario]] = {
     **_named(SCRIPTS),
     "an upgrade": partial(an_upgrade, an_old_store),
     "an upgrade of nothing": partial(an_upgrade, nothing),
-    **_retried(),
+    **WORK_ON_FILES,
 }
-
-THERE = " on postgresql"
 
 ON_POSTGRES: dict[str, Callable[[], Scenario]] = {
     **_named((a_store_from_nothing, appends, a_second_engine, a_new_list_of_jobs, a_purge, an_import), THERE),
     f"an upgrade{THERE}": partial(an_upgrade, an_old_store),
-    **_retried(THERE),
+    **WORK_ON_POSTGRES,
 }
