@@ -183,16 +183,28 @@ async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path
 
 
 async def _make_way(journal: Journal, bundle: Bundle) -> bool:
-    """Forget what is here of a job that moved away and comes back with all of it. Whether that is what it is."""
+    """Forget what is here of a job that moved away and comes back with all of it, or was being forgotten anyway.
+
+    Whether it is one of these.
+    """
     name = stream(bundle.manifest.job)
     here = await journal.load(name)
-    if here is None or restore(here).job.state is not State.MOVED:
+    if here is None:
+        return await _end_purge(journal, name)
+    if restore(here).job.state is not State.MOVED:
         return False
     before = [event.hash async for event in history(journal, name)][:-1]  # but for the word that it went
     if before != [event.hash for event in bundle.events[: len(before)]]:
         return False
     await journal.purge(name, expected=here.version, epoch=here.epoch)
     return True
+
+
+async def _end_purge(journal: Journal, name: str) -> bool:
+    """Forget the rest of a stream whose purge was cut off. Whether there is nothing in the way any more."""
+    if name in await journal.purging():
+        await journal.purge(name, expected=0, epoch=0)
+    return await journal.load(name) is None
 
 
 def read(file: Path) -> Bundle:

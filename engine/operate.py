@@ -134,7 +134,7 @@ class Operator:
         def decide(actor: JobActor) -> list[JobEvent]:
             nonlocal plan
             plan = self._plan(actor, pool, engine)
-            return verbs.migrate(actor.job, pool, engine, reason)
+            return verbs.migrate(actor.job, pool, engine, reason, driven=self._ledger.drives(actor))
 
         try:
             if engine is not None:
@@ -218,7 +218,7 @@ class Operator:
     def _plan(self, actor: JobActor, pool: str | None, engine: str | None) -> Migration:
         """Raises NoSuchPlace, NotAllowed."""
         job = actor.job
-        changes = verbs.migrate(job, pool, engine, "")
+        changes = verbs.migrate(job, pool, engine, "", driven=self._ledger.drives(actor))
         if pool is not None:
             self._check_pool(job, pool)
         home = self._engine.fleet.seats.get(actor.home or "")

@@ -112,13 +112,16 @@ def move_away(job: Job, to: str) -> list[JobEvent]:
     return [JobMovedAway(to=to)] if _wanted("move away", job) else []
 
 
-def migrate(job: Job, pool: str | None, engine: str | None, reason: str) -> list[JobEvent]:
-    """To a pool of this engine, or out of the hands of the engine that has it into those of another."""
+def migrate(job: Job, pool: str | None, engine: str | None, reason: str, *, driven: bool) -> list[JobEvent]:
+    """To a pool of this engine, or out of the hands of the engine that has it into those of another.
+
+    One that runs, and is not `driven` here, goes on once somebody has claimed it: whoever had it can write no more.
+    """
     check("migrate", job)
     if (pool, engine) in ((job.pool, None), (None, job.owner)):
         return []
     migrated = JobMigrated(pool=pool, engine=engine, reason=reason)
-    leaves = engine is not None and job.state is State.RUNNING
+    leaves = job.state is State.RUNNING and (engine is not None or not driven)
     return [JobReleased(engine=job.owner or ""), migrated] if leaves else [migrated]
 
 

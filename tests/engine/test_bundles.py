@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import create_engine
 
 from engine import bundle
 from engine.contents import Contents
 from engine.errors import BadBundle, GoneOn, JobExists, JobNotFound, NotAllowed, Unrunnable
 from engine.job import State
 from store.chain import broken
+from store.open import open_journal
+from store.upkeep import begin_purge
 from tests import toy
 from tests.sim import Running, World, assert_unharmed, digests, request
 
@@ -93,6 +96,28 @@ async def test_a_job_comes_back_to_where_it_was(tmp_path: Path) -> None:
         assert broken(await here.journal.read(f"job/{job}"), await here.journal.load(f"job/{job}")) is None
         with pytest.raises(JobExists):
             await first.client.take_in(tmp_path / "away.tar")
+
+
+async def test_a_job_that_was_cut_off_on_its_way_back_can_be_taken_in_again(tmp_path: Path) -> None:
+    """What was here of it is half forgotten then, and the new has not come."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_journal(url) as journal:
+        world = World(journal)
+        async with world.engine() as running:
+            job = await held(running, 2)
+            away = await exported(world, job, tmp_path / "job.tar", moved=True)
+            await running.client.verbs.move_away(job, away.version, "there")
+    with create_engine(url).begin() as connection:
+        begin_purge(connection, f"job/{job}", expected=away.version + 1, epoch=away.epoch + 1)
+
+    async with open_journal(url) as journal:
+        again = World(journal)
+        again.blobs = world.blobs
+        async with again.engine() as running:
+            await running.client.take_in(tmp_path / "job.tar")
+
+            assert (await running.ended(job)).state is State.COMPLETED
+            assert digests(await running.client.checkpoints(job)) == await whole()
 
 
 async def test_a_finished_job_is_the_same_in_another_store(tmp_path: Path) -> None:

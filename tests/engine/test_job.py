@@ -245,7 +245,7 @@ class History:
                 changed = fork.change(course.Walked(job, self.state), changes, toy.FAMILY)
                 return [] if changed is None or job.request.guidance > 8 else [changed]
             case "send":
-                return verbs.migrate(job, f"pool-{len(self.events)}", None, "r")
+                return verbs.migrate(job, f"pool-{len(self.events)}", None, "r", driven=True)
             case "move" if JobMovedAway in NEXT[job.state] and len(self.events) > 20:
                 return [JobMovedAway(to="elsewhere")]
             case "pause" | "retry" | "terminate" | "quarantine":
