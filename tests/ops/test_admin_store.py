@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import tarfile
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,10 @@ from sqlalchemy import NullPool, create_engine
 
 from engine.check import check
 from engine.job import State
+from ops.backup import backup
+from ops.errors import OpsError
 from ops.settings import Settings
+from store.blobs import open_blobs
 from store.journal import Event
 from store.open import open_journal
 from tests.ops.admin import admin, engine, settings_of, world_on
@@ -323,6 +327,26 @@ async def test_of_a_damaged_backup_nothing_is_there(
     assert says in done.err
     async with open_journal(there.store_url) as journal:
         assert (await journal.statistics_of_store()).events == 0
+
+
+@pytest.mark.parametrize("when", ["streams", "jobs", "blobs"])
+async def test_a_backup_that_a_sweep_overtakes_says_so_and_leaves_nothing(
+    when: str, backed_up: Path, new: NewSettings
+) -> None:
+    """The sweep comes after the first rows, after the last, or after the first blob."""
+    there = new("sqlite", "there")
+    assert (await admin(there, "db", "restore", backed_up)).code == 0
+    blobs, file = open_blobs(there.blobs_url), there.data / "second.tar"
+
+    def sweep(what: str, count: int) -> None:
+        if what == when:
+            open_blobs(there.blobs_url).sweep((), grace_s=0, now=time.time() + 60)
+
+    with pytest.raises(OpsError, match=r"blob [0-9a-f]{64} was collected while .*: run it again"):
+        backup(there.store_url, blobs, file, sweep)
+    assert [path.name for path in there.data.glob("*second*")] == []
+
+    assert backup(there.store_url, blobs, file, lambda what, count: None).blobs == 0, "what went before is not missed"
 
 
 async def test_a_restore_asks_for_an_empty_store_and_a_backup_for_a_new_file(backed_up: Path, new: NewSettings) -> None:
