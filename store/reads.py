@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Column, ColumnElement, Row, ScalarSelect, Select, Table, and_, func, or_, select, tuple_
 
 from store.journal import Checkpoint, EngineRow, Event, JobFilter, JobRow, Loaded
-from store.schema import blobs, checkpoints, engines, events, idempotency, jobs, streams
+from store.schema import blobs, checkpoints, engines, events, idempotency, identity, jobs, streams
 
 LAST_CHARACTER = "\U0010ffff"
 
@@ -71,6 +71,10 @@ def events_of_all(after: int, limit: int) -> Question:
 
 def to_events(rows: Rows) -> list[Event]:
     return [Event(*row) for row in rows]
+
+
+def identity_of_store() -> Question:
+    return select(identity.c.store)
 
 
 def names(prefix: str, after: str, limit: int) -> Question:
