@@ -59,7 +59,10 @@ class MovedAway(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Collect(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With `take_over` the other stores that have used these blobs are gone for good."""
+
     dry_run: bool = False
+    take_over: bool = False
 
 
 class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

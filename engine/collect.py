@@ -17,11 +17,11 @@ from engine import events as facts
 from engine.actor import Saved, restore, stream
 from engine.check import history
 from engine.clock import Clock
-from engine.errors import CannotCollect, EngineError
+from engine.errors import BlobsShared, CannotCollect, EngineError
 from engine.events import JobEvent, StepCompleted, made
 from engine.job import Job
 from engine.needs import needs
-from store.blobs import Blobs, Swept
+from store.blobs import Blobs, Swept, tenants
 from store.errors import StoreError, StreamConflict
 from store.journal import JobFilter, Journal, Loaded
 
@@ -66,9 +66,16 @@ async def collect(
     *,
     now: float,
     dry_run: bool,
+    take_over: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Collected:
-    """Raises CannotCollect if a log cannot be read: what it names is not known then, so nothing is taken."""
+    """Nothing is taken of which it is not known whether a log names it.
+
+    Raises CannotCollect if a log cannot be read, BlobsShared if there are those of other stores: with `take_over` these
+    are gone for good.
+    """
+    mine = await journal.identity()
+    await anyio.to_thread.run_sync(partial(_be_alone, blobs, mine, dry_run=dry_run, take_over=take_over))
     progress("looking for old jobs")
     old = [job async for job in _old(journal, retention, now)]
     going = old if dry_run else [job for job in old if await purge(journal, job)]
@@ -82,6 +89,18 @@ async def collect(
     sweep = partial(blobs.sweep, live, grace_s=retention.grace_s, now=now, dry_run=dry_run)
     stored = await anyio.to_thread.run_sync(sweep)
     return Collected(purged=tuple(going), inline=inline, stored=stored, live=len(live))
+
+
+def _be_alone(blobs: Blobs, journal: str, *, dry_run: bool, take_over: bool) -> None:
+    """Raises BlobsShared."""
+    if not dry_run:
+        tenants.move_in(blobs, journal)  # also if it is refused now: the others are to be, too
+    others = tenants.others(blobs, journal)
+    if others and not take_over:
+        raise BlobsShared(others)
+    if not dry_run:
+        for other in others:
+            tenants.move_out(blobs, other)
 
 
 async def keep_collecting(

@@ -19,7 +19,7 @@ from ops.serve import make_folder
 from ops.settings import Settings
 from ops.tables import show_one
 from store import open as stores
-from store.blobs import open_blobs
+from store.blobs import open_blobs, tenants
 from store.errors import StoreLocked, StoreUnavailable
 from store.open import open_journal
 
@@ -99,6 +99,8 @@ async def _restore(arguments: argparse.Namespace, settings: Settings) -> int:
     make_folder(settings.data)
     with _progress() as progress:
         done = await anyio.to_thread.run_sync(backup.restore, settings.store_url, blobs, arguments.file, progress)
+    async with open_journal(settings.store_url, writable=False) as journal:
+        await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
     show_one({"store": settings.store_url} | _kept(done), as_json=arguments.json)
     return 0
 

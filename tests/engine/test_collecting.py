@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.collect import Collected, Retention, collect, purge
-from engine.errors import CannotCollect, TensorsGone
+from engine.errors import BlobsShared, CannotCollect, TensorsGone
 from engine.job import State
 from store.blobs import MemoryBlobs
 from store.memory import MemoryJournal
@@ -29,12 +29,21 @@ def world_of(clock: SimClock) -> World:
     return world
 
 
-async def swept(world: World, clock: SimClock, *, dry_run: bool = False, **retention: Any) -> Collected:
+async def swept(
+    world: World, clock: SimClock, *, dry_run: bool = False, take_over: bool = False, **retention: Any
+) -> Collected:
     """With all that is there older than the grace."""
     clock.advance(4_000)
     registry = {family.card.name: family for family in world.families}
-    kept = Retention(**retention)
-    return await collect(world.journal, world.blobs, registry, kept, now=clock.now(), dry_run=dry_run)
+    return await collect(
+        world.journal,
+        world.blobs,
+        registry,
+        Retention(**retention),
+        now=clock.now(),
+        dry_run=dry_run,
+        take_over=take_over,
+    )
 
 
 async def done(running: Running, prompt: str = BIG, **fields: Any) -> str:
@@ -187,6 +196,29 @@ async def test_a_fork_needs_nothing_of_a_parent_that_is_forgotten(clock: SimCloc
         await running.client.verbs.resume(again.id)
         assert (await running.ended(again.id)).state is State.COMPLETED
         assert digests(await running.client.checkpoints(again.id)) == expected
+
+
+async def test_bytes_that_another_store_may_name_are_not_swept(clock: SimClock) -> None:
+    """As after a restore, or an import, into a store that was given the same blobs."""
+    one, two = world_of(clock), world_of(clock)
+    two.blobs = one.blobs
+    async with one.engine() as running:
+        await done(running)
+    await swept(one, clock)
+    count = await stored(one)
+
+    for world, other in ((two, one), (one, two)):  # who is refused has told that it is there
+        for dry_run in (False, True):
+            with pytest.raises(BlobsShared, match=f"{await other.journal.identity()}.*--take-over"):
+                await swept(world, clock, steps_s=0, dry_run=dry_run)
+    assert await stored(one) == count
+
+    assert (await swept(two, clock, dry_run=True, take_over=True)).stored.blobs == count
+    with pytest.raises(BlobsShared):
+        await swept(two, clock)
+    await swept(two, clock, take_over=True)
+    await swept(two, clock)
+    assert await stored(two) == 0
 
 
 async def test_a_log_that_cannot_be_read_stops_the_collecting(clock: SimClock) -> None:

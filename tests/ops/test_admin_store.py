@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import NullPool, create_engine
 
 from engine.check import check
@@ -380,6 +381,25 @@ async def test_a_backup_may_leave_the_blobs_where_they_are(backed_up: Path, new:
     verified = await admin(there, "replay", "verify", "--all", "--json")
     assert [one["equal"] for one in verified.json] == [True]
     assert verified.json[0]["verdict"]["pruned"] == 0
+
+
+async def test_a_store_restored_beside_the_blobs_of_another_is_not_swept_until_it_is_said_that_that_one_is_gone(
+    backed_up: Path, new: NewSettings
+) -> None:
+    here = new("sqlite", "here")
+    assert (await admin(here, "db", "restore", backed_up)).code == 0
+    there = replace(new("sqlite", "there"), blobs=here.blobs_url)
+    assert (await admin(there, "db", "restore", backed_up)).code == 0
+
+    for settings in (here, there):
+        for words in (("gc", "plan"), ("gc", "run")):
+            refused = await admin(settings, *words)
+            assert (refused.code, refused.err.count("\n")) == (1, 1)
+            assert "engine-admin gc run --take-over" in refused.err
+    assert (await admin(there, "gc", "run", "--take-over")).code == 0
+
+    assert (await admin(there, "gc", "run")).code == 0
+    assert (await admin(there, "replay", "verify", "--all")).code == 0
 
 
 async def test_a_blob_that_was_damaged_on_disk_stops_a_backup(backed_up: Path, new: NewSettings) -> None:
