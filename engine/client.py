@@ -88,7 +88,7 @@ class Client:
         self._past = Past(journal, self._contents, engine.registry, engine.identities)
         self.verbs = Operator(engine, self._past, clock)
         """What people do to jobs: pause, resume, retry, terminate, quarantine, lift, rewind, migrate,
-        move_away."""
+        pin, unpin, move_away."""
         self._clock = clock
         self._ids = ids
         self._chance = chance

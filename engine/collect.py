@@ -34,7 +34,8 @@ class Retention(Struct, frozen=True, kw_only=True):
     """What stays, and for how long after a job's end. Artifacts and digests stay as long as their job.
 
     Of each job's steps the last `steps_last` and every `steps_every`-th (0: none) can be forked from, until `steps_s`
-    after its end. Finished jobs go `purge_s` after their end, and the oldest of more than `purge_over` at once.
+    after its end; those that are pinned for as long as their job. Finished jobs go `purge_s` after their end, and the
+    oldest of more than `purge_over` at once.
     """
 
     steps_last: int = 2
@@ -146,7 +147,8 @@ async def mark(
 async def _marked(journal: Journal, registry: Registry, retention: Retention, now: float, loaded: Loaded) -> set[str]:
     saved = restore(loaded)
     live = set(_of_now(saved))
-    if saved.job.terminal and await _ended_before(journal, saved.job, now - retention.steps_s):
+    over = saved.job.terminal and await _ended_before(journal, saved.job, now - retention.steps_s)
+    if over and not saved.job.pins:
         return live
     log = [facts.decode(event) async for event in history(journal, stream(saved.job.id))]
     family = registry.get(saved.job.model.name)
@@ -154,7 +156,7 @@ async def _marked(journal: Journal, registry: Registry, retention: Retention, no
         return live | _all(log)
     states = list(course.walk(log, family))
     for step, walked in enumerate(states):
-        if retention.keeps(step, len(states) - 1):
+        if step in saved.job.pins or (not over and retention.keeps(step, len(states) - 1)):
             live.update(needs(walked.job, walked.state, walked.refolds))
             live.update(ref.digest for ref in walked.job.artifacts.values())
     return live

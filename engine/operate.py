@@ -89,6 +89,13 @@ class Operator:
         """Raises NoSuchStep too, and as `retry`."""
         return await _persist(job_id, lambda: self._rewind(job_id, to_step, reason))
 
+    async def pin(self, job_id: str, step: int, reason: str = "") -> Operated:
+        """What a step left stays, whatever retention lets go of. Raises NoSuchStep, and as `retry`."""
+        return await _persist(job_id, lambda: self._pin(job_id, step, reason))
+
+    async def unpin(self, job_id: str, step: int) -> Operated:
+        return await self._do(job_id, lambda actor: verbs.unpin(actor.job, step))
+
     async def move_away(self, job_id: str, version: int, to: str) -> Operated:
         """Its log up to `version` has been written to a file, and goes on in another store. Raises GoneOn too."""
 
@@ -212,6 +219,18 @@ class Operator:
             return events
 
         return await self._turn(job_id, rewind, fence=True)
+
+    async def _pin(self, job_id: str, step: int, reason: str) -> Operated:
+        log = await self._all_told(job_id)
+        verbs.check("pin", log.job)
+        await self._past.at(log, step, "step")  # which makes the bytes young: no sweep takes them before it is told
+
+        def pin(actor: JobActor) -> list[JobEvent]:
+            if actor.epoch != log.epoch:  # it may have been rewound, and the step be another one
+                raise Overtaken(f"job {job_id} has changed hands")
+            return verbs.pin(actor.job, step, reason)
+
+        return await self._turn(job_id, pin)
 
     async def _all_told(self, job_id: str) -> Log:
         """The log, with all that has been decided until now."""

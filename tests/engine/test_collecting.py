@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from engine.check import check
 from engine.collect import Collected, Retention, collect, purge
-from engine.errors import BlobsShared, CannotCollect, TensorsGone
+from engine.errors import BlobsShared, CannotCollect, NoSuchStep, TensorsGone
 from engine.job import State
 from store.blobs import MemoryBlobs
 from store.memory import MemoryJournal
@@ -81,6 +82,62 @@ async def test_a_fork_has_the_artifacts_of_the_steps_that_it_shares(clock: SimCl
         assert forked.artifacts
         for name in forked.artifacts:
             assert (await running.client.artifact(forked.id, name))[1]
+
+
+async def test_what_is_pinned_stays_for_as_long_as_its_job_and_needs_no_recomputation(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        job = await done(running, steps=20)
+        before = digests(await running.client.checkpoints(job))
+        verbs = running.client.verbs
+        assert (await verbs.pin(job, 7, "good")).outcome == (await verbs.pin(job, 13)).outcome == "done"
+        assert (await verbs.pin(job, 7)).outcome == "unchanged"
+
+        await swept(world, clock, steps_s=3_600)  # long after its end
+        await swept(world, clock, steps_s=3_600)
+
+        with pytest.raises(TensorsGone, match="the nearest are of 7 and 13"):
+            await verbs.pin(job, 10)
+        for step in (7, 13):
+            ran = len(running.workers[0].ran)
+            fork = await running.ended((await running.client.fork(job, step)).id)
+            assert fork.pins == ()
+            assert len(running.workers[0].ran) - ran == 22 - step
+            assert digests(await running.client.checkpoints(fork.id)) == before
+        assert (await running.client.job(job)).pins == (7, 13)
+
+
+async def test_what_is_unpinned_goes_like_any_other_step(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        job = await done(running, steps=20)
+        for step in (7, 13):
+            await running.client.verbs.pin(job, step)
+        await running.client.verbs.unpin(job, 7)
+
+        await swept(world, clock, steps_last=1, steps_every=0)
+
+        with pytest.raises(TensorsGone, match="the nearest are of 1 and 13"):
+            await running.client.fork(job, 7)
+        await assert_unharmed(running)
+
+
+async def test_a_job_is_pinned_while_it_runs_and_goes_on(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        running.workers[0].hold_at = 8
+        job = (await running.client.submit(request(BIG, steps=20))).id
+        await running.until(lambda: running.workers[0].gate is not None)
+
+        with pytest.raises(NoSuchStep, match="step: 9 is no step"):
+            await running.client.verbs.pin(job, 9)
+        await running.client.verbs.pin(job, 5)
+        running.workers[0].open()
+        assert (await running.ended(job)).pins == (5,)
+
+        await swept(world, clock, steps_s=0)
+        assert (await running.ended((await running.client.fork(job, 5)).id)).state is State.COMPLETED
+        assert (await check(world.journal)).problems == ()
 
 
 async def test_a_long_time_after_its_end_a_job_has_its_artifacts_and_digests(clock: SimClock) -> None:
