@@ -17,11 +17,11 @@ from engine import events as facts
 from engine.actor import Saved, restore, stream
 from engine.check import history
 from engine.clock import Clock
-from engine.errors import BlobsShared, CannotCollect, EngineError
+from engine.errors import BlobsHeld, BlobsShared, CannotCollect, EngineError
 from engine.events import JobEvent, StepCompleted, made
 from engine.job import Job
 from engine.needs import needs
-from store.blobs import Blobs, Swept, tenants
+from store.blobs import Blobs, Swept, holds, tenants
 from store.errors import StoreError, StreamConflict
 from store.journal import JobFilter, Journal, Loaded
 
@@ -73,10 +73,11 @@ async def collect(
     """Nothing is taken of which it is not known whether a log names it.
 
     Raises CannotCollect if a log cannot be read, BlobsShared if there are those of other stores: with `take_over` these
-    are gone for good.
+    are gone for good. BlobsHeld while somebody reads blobs that may go.
     """
     mine = await journal.identity()
     await anyio.to_thread.run_sync(partial(_be_alone, blobs, mine, dry_run=dry_run, take_over=take_over))
+    await anyio.to_thread.run_sync(partial(_check_holds, blobs, now, dry_run=dry_run))
     progress("looking for old jobs")
     old = [job async for job in _old(journal, retention, now)]
     going = old if dry_run else [job for job in old if await purge(journal, job)]
@@ -87,6 +88,7 @@ async def collect(
     live = await mark(journal, registry, retention, now=now, without=frozenset(going))
     progress("sweeping")
     inline = await _sweep_inline(journal, live, retention.grace_s, dry_run=dry_run)
+    await anyio.to_thread.run_sync(partial(_check_holds, blobs, now, dry_run=dry_run))  # marking takes its time
     sweep = partial(blobs.sweep, live, grace_s=retention.grace_s, now=now, dry_run=dry_run)
     stored = await anyio.to_thread.run_sync(sweep)
     return Collected(purged=tuple(going), inline=inline, stored=stored, live=len(live))
@@ -102,6 +104,15 @@ def _be_alone(blobs: Blobs, journal: str, *, dry_run: bool, take_over: bool) -> 
     if not dry_run:
         for other in others:
             tenants.move_out(blobs, other)
+
+
+def _check_holds(blobs: Blobs, now: float, *, dry_run: bool) -> None:
+    """Raises BlobsHeld."""
+    if dry_run:
+        return
+    if (left_s := holds.held_until(blobs) - now) > 0:
+        raise BlobsHeld(left_s)
+    holds.forget_ended(blobs, now)
 
 
 async def keep_collecting(

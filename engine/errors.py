@@ -15,6 +15,7 @@ EngineError
  - JobExists           a job that is to be taken in is here already
  - CannotCollect       a log that cannot be read: what it names is not known, so nothing is taken
  - BlobsShared         other stores' logs name bytes that a sweep for this one would take
+ - BlobsHeld           somebody reads what a sweep might take, for a while
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
     - Overtaken        somebody else wrote to the job's log first
@@ -132,6 +133,13 @@ class BlobsShared(EngineError):
         super().__init__(
             f"nothing was collected: other stores have bytes here too ({there}), and what those name is not known. "
             "Give each store blobs of its own; if those are gone for good, run `engine-admin gc run --take-over`"
+        )
+
+
+class BlobsHeld(EngineError):
+    def __init__(self, for_s: float) -> None:
+        super().__init__(
+            f"no blobs were swept: a backup reads them. Ask again when it is done; if it was killed, in {for_s:.0f} s"
         )
 
 

@@ -18,9 +18,10 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
+from engine.clock import Clock
 from ops.errors import OpsError
 from store import dump
-from store.blobs import Blobs, digest_of
+from store.blobs import Blobs, digest_of, holds
 from store.dump import Page, fill
 from store.errors import MissingBlob
 
@@ -42,8 +43,20 @@ class Manifest(Struct, frozen=True, kw_only=True):
     members: dict[str, str]
 
 
-def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
+def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress, clock: Clock) -> Manifest:
     """Beside engines at work. Without `blobs` only rows are kept. Raises OpsError, StoreError."""
+    if blobs is None:
+        return _backup(url, None, file, progress)
+    with holds.held(blobs, clock.now) as renew:
+
+        def go_on(what: str, count: int) -> None:
+            renew()
+            progress(what, count)
+
+        return _backup(url, blobs, file, go_on)
+
+
+def _backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
     there = _there(blobs)  # before the rows: what is swept from here on is missed
     with _new(file) as out, tarfile.open(fileobj=out, mode="w") as tar, dump.snapshot(url) as taken:
         rows = dict.fromkeys(dump.TABLES, 0)
@@ -93,7 +106,11 @@ def _add_blobs(tar: tarfile.TarFile, blobs: Blobs, there: set[str], wanted: list
 
     Raises OpsError if one of them is gone by now.
     """
-    kept = [digest for digest in wanted if digest in there or blobs.has(digest)]
+    kept = []
+    for looked, digest in enumerate(wanted, start=1):
+        if digest in there or blobs.has(digest):
+            kept.append(digest)
+        progress("looking for blobs", looked)
     for done, digest in enumerate(kept, start=1):
         try:
             data = blobs.get(digest)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from engine import check
 from engine.check import Report
+from engine.clock import WallClock
 from ops import backup
 from ops.admin.parser import command
 from ops.serve import make_folder
@@ -89,7 +90,9 @@ async def _stats(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _backup(arguments: argparse.Namespace, settings: Settings) -> int:
     blobs = None if arguments.without_blobs else open_blobs(settings.blobs_url)
     with _progress() as progress:
-        done = await anyio.to_thread.run_sync(backup.backup, settings.store_url, blobs, arguments.file, progress)
+        done = await anyio.to_thread.run_sync(
+            backup.backup, settings.store_url, blobs, arguments.file, progress, WallClock()
+        )
     show_one({"file": str(arguments.file)} | _kept(done), as_json=arguments.json)
     return 0
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from engine.check import check
 from engine.collect import Collected, Retention, collect, purge
-from engine.errors import BlobsShared, CannotCollect, NoSuchStep, TensorsGone
+from engine.errors import BlobsHeld, BlobsShared, CannotCollect, NoSuchStep, TensorsGone
 from engine.job import State
-from store.blobs import MemoryBlobs
+from store.blobs import MemoryBlobs, holds
 from store.memory import MemoryJournal
 from tests.sim import Running, SimClock, World, assert_unharmed, digests, request
 
@@ -31,10 +31,16 @@ def world_of(clock: SimClock) -> World:
 
 
 async def swept(
-    world: World, clock: SimClock, *, dry_run: bool = False, take_over: bool = False, **retention: Any
+    world: World,
+    clock: SimClock,
+    *,
+    dry_run: bool = False,
+    take_over: bool = False,
+    after_s: float = 4_000,
+    **retention: Any,
 ) -> Collected:
     """With all that is there older than the grace."""
-    clock.advance(4_000)
+    clock.advance(after_s)
     registry = {family.card.name: family for family in world.families}
     return await collect(
         world.journal,
@@ -276,6 +282,26 @@ async def test_bytes_that_another_store_may_name_are_not_swept(clock: SimClock) 
     await swept(two, clock, take_over=True)
     await swept(two, clock)
     assert await stored(two) == 0
+
+
+async def test_nothing_is_swept_while_a_backup_reads_or_was_killed_a_moment_ago(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        await done(running)
+    clock.advance(100_000)
+
+    with holds.held(world.blobs, clock.now) as renew:
+        for _ in range(3):
+            with pytest.raises(BlobsHeld, match=r"if it was killed, in \d+ s"):
+                await swept(world, clock, after_s=0, steps_s=0)
+            clock.advance(400)
+            renew()
+        assert (await swept(world, clock, after_s=0, steps_s=0, dry_run=True)).stored.blobs > 0
+    world.blobs.mark(f"hold-{clock.now() + 600:.0f}-of-a-killed-one")
+    with pytest.raises(BlobsHeld):
+        await swept(world, clock, after_s=599, steps_s=0)
+    assert (await swept(world, clock, after_s=2, steps_s=0)).stored.blobs > 0
+    assert [mark for mark in world.blobs.marks() if mark.startswith("hold")] == []
 
 
 async def test_a_log_that_cannot_be_read_stops_the_collecting(clock: SimClock) -> None:
