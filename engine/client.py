@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,7 +39,7 @@ from engine.events import JobEvent, JobForked, JobSubmitted, NoticeGiven
 from engine.job import Job
 from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
-from store.blobs import Blobs
+from store.blobs import Blobs, tenants
 from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError, StreamConflict
 from store.journal import ALL_JOBS, Event, IdempotencyKey, JobFilter, JobRow, Journal
 
@@ -87,7 +88,7 @@ class Client:
         self._past = Past(journal, self._contents, engine.registry, engine.identities)
         self.verbs = Desk(engine, journal, self._past, clock)
         """What people do to jobs: pause, resume, retry, terminate, quarantine, lift, rewind, migrate,
-        move_away."""
+        pin, unpin, move_away."""
         self._clock = clock
         self._ids = ids
         self._chance = chance
@@ -141,17 +142,26 @@ class Client:
         if self._engine.draining:
             raise Draining
         try:
+            await anyio.to_thread.run_sync(tenants.move_in, self._blobs, await self._journal.identity())
             job = await bundle.take_in(self._journal, self._blobs, self._engine.registry, file, at=self._clock.now())
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
         self._engine.look_for_work()
         return job
 
-    async def collect(self, *, dry_run: bool) -> Collected:
-        """Forget what is old and what nothing names. Raises CannotCollect, StoreTrouble."""
+    async def collect(self, *, dry_run: bool, take_over: bool = False) -> Collected:
+        """Forget what is old and what nothing names. Raises BlobsShared, CannotCollect, StoreTrouble."""
         registry, now = self._engine.registry, self._clock.now()
         try:
-            return await collect(self._journal, self._blobs, registry, self._retention, now=now, dry_run=dry_run)
+            return await collect(
+                self._journal,
+                self._blobs,
+                registry,
+                self._retention,
+                now=now,
+                dry_run=dry_run,
+                take_over=take_over,
+            )
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
 

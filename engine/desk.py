@@ -38,6 +38,8 @@ class Desk:
             "retry": operator.retry,
             "lift": operator.lift,
             "rewind": operator.rewind,
+            "pin": operator.pin,
+            "unpin": operator.unpin,
             "migrate": operator.migrate,
             "move_away": operator.move_away,
         }
@@ -77,6 +79,13 @@ class Desk:
     async def rewind(self, job_id: str, to_step: int, reason: str = "") -> Operated:
         """Raises NoSuchStep too, and as `retry`."""
         return await self._do(Operated, "rewind", job_id, to_step=to_step, reason=reason)
+
+    async def pin(self, job_id: str, step: int, reason: str = "") -> Operated:
+        """What a step left stays, whatever retention lets go of. Raises NoSuchStep, and as `retry`."""
+        return await self._do(Operated, "pin", job_id, step=step, reason=reason)
+
+    async def unpin(self, job_id: str, step: int) -> Operated:
+        return await self._do(Operated, "unpin", job_id, step=step)
 
     async def migrate(
         self,

@@ -14,6 +14,8 @@ EngineError
  - BadBundle           a file that is no sound bundle of a job
  - JobExists           a job that is to be taken in is here already
  - CannotCollect       a log that cannot be read: what it names is not known, so nothing is taken
+ - BlobsShared         other stores' logs name bytes that a sweep for this one would take
+ - BlobsHeld           somebody reads what a sweep might take, for a while
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
     - Overtaken        somebody else wrote to the job's log first
@@ -126,6 +128,22 @@ class CannotCollect(EngineError):
     def __init__(self, job: str, problem: str) -> None:
         super().__init__(f"nothing was collected, since it is not known what job {job} needs: {problem}")
         self.job = job
+
+
+class BlobsShared(EngineError):
+    def __init__(self, others: Iterable[str]) -> None:
+        there = ", ".join(sorted(others))
+        super().__init__(
+            f"nothing was collected: other stores have bytes here too ({there}), and what those name is not known. "
+            "Give each store blobs of its own; if those are gone for good, run `engine-admin gc run --take-over`"
+        )
+
+
+class BlobsHeld(EngineError):
+    def __init__(self, for_s: float) -> None:
+        super().__init__(
+            f"no blobs were swept: a backup reads them. Ask again when it is done; if it was killed, in {for_s:.0f} s"
+        )
 
 
 class Draining(EngineError):

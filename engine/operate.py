@@ -102,6 +102,22 @@ class Operator:
 
         return await self._do(job_id, rewind, fence=True)
 
+    async def pin(self, job_id: str, step: int, reason: str = "") -> Operated:
+        """What a step left stays, whatever retention lets go of. Raises NoSuchStep, and as `retry`."""
+        log = await self._all_told(job_id)
+        verbs.check("pin", log.job)
+        await self._past.at(log, step, "step")  # which makes the bytes young: no sweep takes them before it is told
+
+        def pin(actor: JobActor) -> list[JobEvent]:
+            if actor.epoch != log.epoch:  # it may have been rewound, and the step be another one
+                raise Overtaken(f"job {job_id} has changed hands")
+            return verbs.pin(actor.job, step, reason)
+
+        return await self._do(job_id, pin)
+
+    async def unpin(self, job_id: str, step: int) -> Operated:
+        return await self._do(job_id, lambda actor: verbs.unpin(actor.job, step))
+
     async def move_away(self, job_id: str, version: int, to: str) -> Operated:
         """Its log up to `version` has been written to a file, and goes on in another store. Raises GoneOn too."""
 

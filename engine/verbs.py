@@ -23,6 +23,8 @@ from engine.events import (
     JobTerminated,
     QuarantineLifted,
     Standing,
+    StepPinned,
+    StepUnpinned,
     WorkerLost,
 )
 from engine.job import TERMINAL, Job, State
@@ -43,6 +45,8 @@ ALLOWED: dict[str, frozenset[State]] = {
     "rewind": _ALL - {State.COMPLETED, State.MOVED},
     "migrate": _LIVE | {State.PAUSED, State.QUARANTINED},
     "fork": _ALL,
+    "pin": _ALL - {State.MOVED},
+    "unpin": _ALL - {State.MOVED},
     "move away": frozenset({State.QUEUED, State.PAUSED, State.QUARANTINED}),
     "purge": TERMINAL,
 }
@@ -105,6 +109,16 @@ def rewind(job: Job, to_step: int, standing: Standing, reason: str) -> list[JobE
     check("rewind", job)
     rewound = JobRewound(to_step=to_step, standing=standing, reason=reason)
     return [JobTerminated(reason="rewound"), rewound] if job.state is State.CANCELLING else [rewound]
+
+
+def pin(job: Job, step: int, reason: str) -> list[JobEvent]:
+    check("pin", job)
+    return [] if step in job.pins else [StepPinned(step=step, reason=reason)]
+
+
+def unpin(job: Job, step: int) -> list[JobEvent]:
+    check("unpin", job)
+    return [StepUnpinned(step=step)] if step in job.pins else []
 
 
 def move_away(job: Job, to: str) -> list[JobEvent]:

@@ -1,7 +1,8 @@
 """A store as one file: a tar of its rows and of the blobs that its events refer to.
 
-The rows are of one moment. The manifest comes last, with the hash of every member before it: a file without one was
-cut off. What is restored is checked first and there afterwards, or it is not there at all.
+The rows are of one moment, and so is what there is of the blobs: one that was there then and is swept before it is
+copied ends the backup. The manifest comes last, with the hash of every member before it: a file without one was cut
+off. What is restored is checked first and there afterwards, or it is not there at all.
 """
 
 import io
@@ -17,10 +18,12 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
+from engine.clock import Clock
 from ops.errors import BadSettings, OpsError
 from store import dump
-from store.blobs import Blobs, digest_of
+from store.blobs import Blobs, digest_of, holds
 from store.dump import Page, Soundness, fill
+from store.errors import MissingBlob
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -42,8 +45,21 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """The streams and inline blobs that were not sound in the store already, and why."""
 
 
-def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
+def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress, clock: Clock) -> Manifest:
     """Beside engines at work. Without `blobs` only rows are kept. Raises OpsError, StoreError."""
+    if blobs is None:
+        return _backup(url, None, file, progress)
+    with holds.held(blobs, clock.now) as renew:
+
+        def go_on(what: str, count: int) -> None:
+            renew()
+            progress(what, count)
+
+        return _backup(url, blobs, file, go_on)
+
+
+def _backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
+    there = _there(blobs)  # before the rows: what is swept from here on is missed
     with _new(file) as out, tarfile.open(fileobj=out, mode="w") as tar, dump.snapshot(url) as taken:
         rows = dict.fromkeys(dump.TABLES, 0)
         members: dict[str, str] = {}
@@ -56,7 +72,7 @@ def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Man
             wanted |= dict.fromkeys(_digests(page))
             soundness.follow(page)
             progress(page.table, rows[page.table])
-        kept = _add_blobs(tar, blobs, list(wanted), progress) if blobs is not None else 0
+        kept = _add_blobs(tar, blobs, there, list(wanted), progress) if blobs is not None else 0
         manifest = Manifest(
             format=FORMAT,
             revision=taken.revision,
@@ -86,13 +102,28 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def _add_blobs(tar: tarfile.TarFile, blobs: Blobs, wanted: list[str], progress: Progress) -> int:
-    """Those that are there: others are inline, or have been collected."""
-    there = [digest for digest in wanted if blobs.has(digest)]
-    for done, digest in enumerate(there, start=1):
-        _add(tar, BLOBS + digest, blobs.get(digest))
+def _there(blobs: Blobs | None) -> set[str]:
+    return {stored.digest for stored in blobs.listing(0.0)} if blobs is not None else set()
+
+
+def _add_blobs(tar: tarfile.TarFile, blobs: Blobs, there: set[str], wanted: list[str], progress: Progress) -> int:
+    """Those that were there before the rows, or have come since: others are inline, or had been let go of.
+
+    Raises OpsError if one of them is gone by now.
+    """
+    kept = []
+    for looked, digest in enumerate(wanted, start=1):
+        if digest in there or blobs.has(digest):
+            kept.append(digest)
+        progress("looking for blobs", looked)
+    for done, digest in enumerate(kept, start=1):
+        try:
+            data = blobs.get(digest)
+        except MissingBlob as error:
+            raise OpsError(f"blob {digest} was collected while the backup was being taken: run it again") from error
+        _add(tar, BLOBS + digest, data)
         progress("blobs", done)
-    return len(there)
+    return len(kept)
 
 
 def _digests(page: Page) -> Iterator[str]:

@@ -193,6 +193,10 @@ class Journal(Protocol):
         """Whether several engines may write to it at once."""
         ...
 
+    async def identity(self) -> str:
+        """The store's own name: no other store has it, not one that was restored from a backup of this one either."""
+        ...
+
     def append(self, append: Append) -> Awaitable[Appended]:
         """Queue the write at once, in the order of calls, and return what to await for its durability.
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from store.journal import Checkpoint, EngineRow, Event, JobFilter, JobRow, Loaded
 from store.metadata import READABLE, columns, metadata_of
-from store.schema import blobs, checkpoints, engines, events, idempotency, jobs, streams
+from store.schema import blobs, checkpoints, engines, events, idempotency, identity, jobs, streams
 
 LAST_CHARACTER = "\U0010ffff"
 
@@ -94,6 +94,10 @@ def events_of_all(after: int, limit: int) -> Question:
 
 def to_events(rows: Rows) -> list[Event]:
     return [Event(*row) for row in rows]
+
+
+def identity_of_store() -> Question:
+    return select(identity.c.store)
 
 
 def names(prefix: str, after: str, limit: int) -> Question:

@@ -1,4 +1,7 @@
-"""`engine-admin jobs`: another course for one job: from an earlier step, from there with another request, elsewhere."""
+"""`engine-admin jobs`: another course for one job: from an earlier step, from there with another request, elsewhere.
+
+And what keeps such a step: pins.
+"""
 
 import argparse
 from typing import Any
@@ -36,11 +39,16 @@ def add(jobs: Any) -> None:
     rewind = command(jobs, "rewind", _rewind, "take a job back to where it was after some of its steps")
     rewind.add_argument("job")
     rewind.add_argument("--to-step", type=whole, required=True, metavar="K", help="how many, over the whole program")
+    pin = command(jobs, "pin", _pin, "keep what a job needs to be forked, rewound or replayed from a step")
+    unpin = command(jobs, "unpin", _unpin, "leave a step of a job to retention again")
+    for parser in (pin, unpin):
+        parser.add_argument("job")
+        parser.add_argument("--step", type=whole, required=True, metavar="K", help="how many, over the whole program")
     migrate = command(jobs, "migrate", _migrate, "move a job to a pool or an engine after the step that it is in")
     migrate.add_argument("job")
     migrate.add_argument("--to", required=True, metavar="PLACE", help="pool:NAME, engine:NAME, or a name of either")
     migrate.add_argument("--dry-run", action="store_true", help="only say what would happen")
-    for parser in (rewind, migrate):
+    for parser in (rewind, pin, migrate):
         parser.add_argument("--reason", type=reason, default="", metavar="TEXT", help="for whoever reads the log")
 
 
@@ -77,6 +85,20 @@ def _value(name: str, value: str) -> Any:
 async def _rewind(arguments: argparse.Namespace, settings: Settings) -> int:
     async with engine_for(settings, arguments.job) as engine:
         done = await engine.act(arguments.job, "rewind", to_step=arguments.to_step, reason=arguments.reason)
+    show_one(done, as_json=arguments.json)
+    return 0
+
+
+async def _pin(arguments: argparse.Namespace, settings: Settings) -> int:
+    async with engine_for(settings, arguments.job) as engine:
+        done = await engine.act(arguments.job, "pin", step=arguments.step, reason=arguments.reason)
+    show_one(done, as_json=arguments.json)
+    return 0
+
+
+async def _unpin(arguments: argparse.Namespace, settings: Settings) -> int:
+    async with engine_for(settings, arguments.job) as engine:
+        done = await engine.act(arguments.job, "unpin", step=arguments.step)
     show_one(done, as_json=arguments.json)
     return 0
 

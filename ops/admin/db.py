@@ -13,13 +13,14 @@ from rich.console import Console
 
 from engine import check
 from engine.check import Report
+from engine.clock import WallClock
 from ops import backup
 from ops.admin.parser import command
 from ops.serve import make_folder
 from ops.settings import Settings
 from ops.tables import note, show_one
 from store import open as stores
-from store.blobs import open_blobs
+from store.blobs import open_blobs, tenants
 from store.errors import StoreLocked, StoreUnavailable
 from store.open import open_journal
 
@@ -89,7 +90,9 @@ async def _stats(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _backup(arguments: argparse.Namespace, settings: Settings) -> int:
     blobs = None if arguments.without_blobs else open_blobs(settings.blobs_url)
     with _progress() as progress:
-        done = await anyio.to_thread.run_sync(backup.backup, settings.store_url, blobs, arguments.file, progress)
+        done = await anyio.to_thread.run_sync(
+            backup.backup, settings.store_url, blobs, arguments.file, progress, WallClock()
+        )
     show_one({"file": str(arguments.file)} | _kept(done), as_json=arguments.json)
     return _note_broken(done, "and the backup has it as it is")
 
@@ -99,6 +102,8 @@ async def _restore(arguments: argparse.Namespace, settings: Settings) -> int:
     make_folder(settings.data)
     with _progress() as progress:
         done = await anyio.to_thread.run_sync(backup.restore, settings.store_url, blobs, arguments.file, progress)
+    async with open_journal(settings.store_url, writable=False) as journal:
+        await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
     show_one({"store": settings.store_url} | _kept(done), as_json=arguments.json)
     return _note_broken(done, "as it was when the backup was taken")
 

@@ -10,7 +10,7 @@ import msgspec
 
 from engine import check, course, views
 from engine import events as facts
-from engine.actor import restore, stream
+from engine.actor import replay, restore, stream
 from engine.audit import audit_stream, sound_log
 from engine.clock import WallClock
 from engine.errors import AlteredLog, JobNotFound
@@ -104,11 +104,13 @@ async def _steps(arguments: argparse.Namespace, settings: Settings) -> int:
     async with open_journal(settings.store_url, writable=False) as journal:
         history = [facts.decode(event) for event in await sound_log(journal, arguments.job)]
     steps = course.steps(course.course(history))
-    show([_step(number, step) for number, step in enumerate(steps, start=1)], as_json=arguments.json)
+    pins = replay(history).pins
+    shown = [_step(number, step, pinned=number in pins) for number, step in enumerate(steps, start=1)]
+    show(shown, as_json=arguments.json)
     return 0
 
 
-def _step(number: int, step: StepCompleted) -> dict[str, Any]:
+def _step(number: int, step: StepCompleted, *, pinned: bool) -> dict[str, Any]:
     digests = {name: ref.digest for name, ref in step.tensors.items()}
     return {
         "number": number,
@@ -117,6 +119,7 @@ def _step(number: int, step: StepCompleted) -> dict[str, Any]:
         "kind": step.kind,
         "worker": step.worker,
         "seconds": step.seconds,
+        "pinned": pinned,
         "digests": digests | {ref.name: ref.digest for ref in step.artifacts},
     }
 

@@ -65,6 +65,18 @@ class Blobs(Protocol):
         """The file with these bytes and no others, where there is one."""
         ...
 
+    def marks(self) -> set[str]:
+        """Names that were left beside the blobs, for whoever sweeps. Raises StoreUnavailable."""
+        ...
+
+    def mark(self, name: str) -> None:
+        """Leave one, durably, of letters, digits, dots and dashes. Raises StoreUnavailable."""
+        ...
+
+    def unmark(self, name: str) -> None:
+        """Take one away, if it is there. Raises StoreUnavailable."""
+        ...
+
     def listing(self, now: float) -> Iterator[Stored]:
         """All that is there; a blob that is kept twice may be listed twice. Raises StoreUnavailable."""
         ...

@@ -830,3 +830,21 @@ async def test_a_store_is_counted(journal: Journal) -> None:
     assert replace(counted, nbytes=None) == StoreStatistics(
         streams=2, events=3, checkpoints=1, jobs=2, open_jobs=1, blobs=1, blob_bytes=3, last_position=3, nbytes=None
     )
+
+
+# -- its name -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_store_has_a_name_of_its_own(journal: Journal, tmp_path: Path) -> None:
+    async with open_journal(f"sqlite:///{tmp_path}/other.db") as other:
+        assert await journal.identity() == await journal.identity()
+        assert await journal.identity() != await other.identity()
+
+
+@ON_SQL
+async def test_a_store_keeps_its_name(url: str) -> None:
+    async with open_journal(url) as journal:
+        name = await journal.identity()
+
+    async with open_journal(url, writable=False) as again:
+        assert await again.identity() == name

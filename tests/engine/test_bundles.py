@@ -48,6 +48,22 @@ async def held(running: Running, units: int) -> str:
     return job
 
 
+async def test_a_job_takes_its_pins_along(tmp_path: Path) -> None:
+    here, there = World(), World()
+    async with here.engine() as running:
+        job = await held(running, 3)
+        await running.client.verbs.pin(job, 2)
+        await exported(here, job, tmp_path / "job.tar")
+
+    async with there.engine() as running:
+        await running.client.take_in(tmp_path / "job.tar")
+        await running.client.verbs.resume(job)
+
+        assert (await running.ended(job)).pins == (2,)
+        running.client._ids = lambda: "fork"
+        assert (await running.ended((await running.client.fork(job, 2)).id)).state is State.COMPLETED
+
+
 @pytest.mark.parametrize("units", range(1, ALL))
 async def test_a_job_that_is_moved_at_any_step_ends_with_the_same_bits_and_runs_nowhere_twice(
     tmp_path: Path, units: int

@@ -111,6 +111,30 @@ async def test_a_job_goes_on_from_an_earlier_step_and_to_the_same_bits(settings:
 
 
 @pytest.mark.parametrize("live", [True, False])
+async def test_a_step_is_pinned_and_shown_as_such(settings: Settings, live: bool) -> None:
+    async def pinned(job: str) -> None:
+        done = [
+            (await admin(settings, "jobs", verb, job, "--step", step, "--json")).json["outcome"]
+            for verb, step in (("pin", 2), ("pin", 3), ("pin", 2), ("unpin", 3))
+        ]
+        assert done == ["done", "done", "unchanged", "done"]
+        steps = (await admin(settings, "jobs", "steps", job, "--json")).json
+        assert [step["number"] for step in steps if step["pinned"]] == [2]
+        assert (await admin(settings, "jobs", "show", job, "--json")).json["pins"] == [2]
+        too_far = await admin(settings, "jobs", "pin", job, "--step", 99)
+        assert (too_far.code, too_far.err.count("\n")) == (1, 1)
+        assert too_far.err.startswith("error: step: 99 is no step of job")
+
+    async with engine(settings) as running:
+        job = (await running.ended(await submit(running))).id
+        if live:
+            await pinned(job)
+    if not live:
+        await pinned(job)
+    assert (await admin(settings, "db", "check")).code == 0
+
+
+@pytest.mark.parametrize("live", [True, False])
 async def test_a_fork_shares_the_first_steps(settings: Settings, live: bool) -> None:
     async def forked(job: str) -> str:
         flags = ["--at-step", 3, "--set", "priority=5", "--set", "prompt=a count, the = of others"]

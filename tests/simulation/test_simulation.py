@@ -49,7 +49,7 @@ def test_the_seeds_see_everything_that_can_happen_to_a_job_but_what_operators_do
 
     assert events - seen == {
         "job_forked", "job_imported", "job_migrated", "job_moved_away", "job_quarantined", "job_retried", "job_rewound",
-        "job_terminated", "quarantine_lifted", "request_changed",
+        "job_terminated", "quarantine_lifted", "request_changed", "step_pinned", "step_unpinned",
     }  # fmt: skip
 
 
