@@ -10,7 +10,7 @@ import pytest
 from tests.processes import EngineProcess, engine, run, until
 
 SLOW = "a count sleep=0.02 big=70000"
-STEPS = 60
+STEPS = 150
 
 
 def admin(*arguments: object, data: Path, store: str | None, code: int = 0) -> Any:
