@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= a red circle moving right on a black background
 FAST := -m "not slow"
+# What `check` has run in the same call, `test` does not run again.
+REST := $(if $(filter check,$(MAKECMDGOALS)),-m slow)
 FIRST ?= 0
 ENGINES ?= 1
 
@@ -12,7 +14,7 @@ demo: .venv/installed  ## make one clip, with progress, from nothing; call it ag
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
 
 test: .venv/installed  ## all tests
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q $(REST)
 
 crash: .venv/installed  ## a kill at every operation of the store, and every power cut: minutes
 	$(BIN)/python -m tests.crash

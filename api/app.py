@@ -100,6 +100,8 @@ def _verbs(verbs: Verbs) -> list[Operation]:
         _post("/v1/jobs/{job}/quarantine", verbs.quarantine, told, schema.Because),
         _post("/v1/jobs/{job}/release", verbs.release, told),
         _post("/v1/jobs/{job}/rewind", verbs.rewind, told, schema.Rewind),
+        _post("/v1/jobs/{job}/pin", verbs.pin, told, schema.Pin),
+        _post("/v1/jobs/{job}/unpin", verbs.unpin, told, schema.Unpin),
         _post("/v1/jobs/{job}/migrate", verbs.migrate, {200: Answer(schema.Migration)}, schema.Move),
     ]
 

@@ -47,6 +47,7 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         parent=None if job.parent is None else schema.Parent(job.parent.job, job.parent.at_step),
         pool=job.pool,
         owner=job.owner,
+        pins=job.pins,
         exact=job.exact,
         card=job.model.card,
         weights=job.model.weights,

@@ -51,6 +51,17 @@ class Rewind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Words = ""
 
 
+class Pin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps are counted as in a rewind. What this many left stays stored for as long as the job."""
+
+    step: Word
+    reason: Words = ""
+
+
+class Unpin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    step: Word
+
+
 class MovedAway(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`version` is that of the last event in the bundle; `to` says where it went, for people."""
 
@@ -59,7 +70,10 @@ class MovedAway(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Collect(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With `take_over` the other stores that have used these blobs are gone for good."""
+
     dry_run: bool = False
+    take_over: bool = False
 
 
 class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +193,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """The only workers that may run it, if that was asked for."""
     owner: str | None
     """The engine that has it."""
+    pins: tuple[int, ...]
+    """Its steps that stay stored, by how many of its program they are."""
     exact: bool
     card: str
     weights: str

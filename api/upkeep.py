@@ -28,7 +28,7 @@ class Upkeep:
         if media_type != BUNDLE:
             raise WrongMediaType(media_type, BUNDLE)
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "bundle.tar"
+            file = Path(folder) / "bundle"  # by which an error calls it
             async with await anyio.open_file(file, "wb") as written:
                 async for chunk in request.stream():
                     await written.write(chunk)
@@ -44,4 +44,5 @@ class Upkeep:
     async def collect(self, request: Request) -> Response:
         """Forget old jobs, old steps and the bytes that nothing names; a dry run tells what that would be."""
         asked = await body(request, schema.Collect, limit=self._body_limit, optional=True)
-        return Json(present.collected(await self._client.collect(dry_run=asked.dry_run)))
+        collected = await self._client.collect(dry_run=asked.dry_run, take_over=asked.take_over)
+        return Json(present.collected(collected))

@@ -50,6 +50,16 @@ class Verbs:
         asked = await body(request, schema.Rewind, limit=self._body_limit)
         return _answer(await self._verbs.rewind(job_id(request), asked.to_step, asked.reason))
 
+    async def pin(self, request: Request) -> Response:
+        """Keep what a job needs to be forked, rewound or replayed from one of its steps."""
+        asked = await body(request, schema.Pin, limit=self._body_limit)
+        return _answer(await self._verbs.pin(job_id(request), asked.step, asked.reason))
+
+    async def unpin(self, request: Request) -> Response:
+        """Leave a step to retention again."""
+        asked = await body(request, schema.Unpin, limit=self._body_limit)
+        return _answer(await self._verbs.unpin(job_id(request), asked.step))
+
     async def migrate(self, request: Request) -> Response:
         """Move a job to a pool or an engine after the step that it is in; a dry run tells what would happen."""
         asked = await body(request, schema.Move, limit=self._body_limit)

@@ -225,7 +225,7 @@ def restore(loaded: Loaded) -> Saved:
         return Saved(replay(later), None)
     try:
         saved = _decode(loaded.checkpoint.body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, TypeError) as error:  # a text where bytes were, as of an event
         raise UnreadableBody(f"the checkpoint at version {loaded.checkpoint.version}", str(error)) from error
     job = saved.job
     for event in later:

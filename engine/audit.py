@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 
 from msgspec import Struct
 
+from engine.actor import stream as stream_of
 from engine.check import at_rest
+from engine.errors import AlteredLog, JobNotFound
 from store.chain import Chain, broken
 from store.journal import Event, Journal
 
@@ -42,6 +44,16 @@ async def audit_stream(journal: Journal, stream: str) -> str | None:
     if head is None and (not events or stream in await journal.purging()):
         return None
     return broken(events, head)
+
+
+async def sound_log(journal: Journal, job_id: str) -> list[Event]:
+    """All events of a job, for whoever tells of them. Raises JobNotFound, and AlteredLog if its chain is broken."""
+    events, head = await at_rest(journal, stream_of(job_id))
+    if head is None and (not events or stream_of(job_id) in await journal.purging()):
+        raise JobNotFound(job_id)
+    if problem := broken(events, head):
+        raise AlteredLog(job_id, problem)
+    return events
 
 
 async def everything(journal: Journal, after: int = 0) -> AsyncIterator[Event]:

@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ModelIdentity
-from engine import course
+from engine import course, driver
 from engine import events as facts
 from engine.actor import Saved, replay, restore, saved_body, stream
-from engine.check import history
+from engine.check import at_rest, history
 from engine.contents import Contents
-from engine.errors import BadBundle, EngineError, HistoryError, JobExists, JobNotFound
+from engine.errors import AlteredLog, BadBundle, EngineError, HistoryError, JobExists, JobNotFound, Unrunnable
 from engine.events import JobImported, JobResumed, StepCompleted
 from engine.job import Job, State
 from engine.needs import needs
@@ -84,13 +84,12 @@ async def export(
 
     Raises JobNotFound, HistoryError, MissingBlob, CorruptBlob, StoreUnavailable, OSError.
     """
-    loaded = await journal.load(stream(job_id))
+    events, loaded = await at_rest(journal, stream(job_id))
     if loaded is None:
         raise JobNotFound(job_id)
-    saved = restore(loaded)
-    events = [event async for event in history(journal, stream(job_id)) if event.version <= loaded.version]
     if problem := broken(events, loaded):
-        raise HistoryError(f"job {job_id}: {problem}; nobody could take it in")
+        raise AlteredLog(job_id, problem)
+    saved = restore(loaded)
     needed, wished = _named(saved, events)
     manifest = Manifest(
         job=job_id,
@@ -164,9 +163,9 @@ def _written(file: Path) -> Iterator[tarfile.TarFile]:
 async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path, *, at: float) -> Job:
     """Keep a bundle's job in this store: from then on an engine here goes on with it, if it has not ended.
 
-    Where its card is known, its state must be the one that the log leads to.
+    The state of one that is to go on must be the one that its log leads to, by the card that it pins.
 
-    Raises BadBundle, JobExists, StoreUnavailable.
+    Raises BadBundle, JobExists, Unrunnable, StoreUnavailable.
     """
     bundle = await anyio.to_thread.run_sync(read, file)
     manifest = bundle.manifest
@@ -183,16 +182,28 @@ async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path
 
 
 async def _make_way(journal: Journal, bundle: Bundle) -> bool:
-    """Forget what is here of a job that moved away and comes back with all of it. Whether that is what it is."""
+    """Forget what is here of a job that moved away and comes back with all of it, or was being forgotten anyway.
+
+    Whether it is one of these.
+    """
     name = stream(bundle.manifest.job)
     here = await journal.load(name)
-    if here is None or restore(here).job.state is not State.MOVED:
+    if here is None:
+        return await _end_purge(journal, name)
+    if restore(here).job.state is not State.MOVED:
         return False
     before = [event.hash async for event in history(journal, name)][:-1]  # but for the word that it went
     if before != [event.hash for event in bundle.events[: len(before)]]:
         return False
     await journal.purge(name, expected=here.version, epoch=here.epoch)
     return True
+
+
+async def _end_purge(journal: Journal, name: str) -> bool:
+    """Forget the rest of a stream whose purge was cut off. Whether there is nothing in the way any more."""
+    if name in await journal.purging():
+        await journal.purge(name, expected=0, epoch=0)
+    return await journal.load(name) is None
 
 
 def read(file: Path) -> Bundle:
@@ -230,16 +241,24 @@ def _check(file: Path, bundle: Bundle) -> None:
 
 
 def _check_state(file: Path, bundle: Bundle, registry: Registry) -> None:
-    """No hash of the log covers the checkpoint, but the log says what must be in it. Raises BadBundle."""
+    """No hash of the log covers the checkpoint, but the log says what must be in it: only its card's loops can tell.
+
+    Raises BadBundle, Unrunnable.
+    """
     saved = restore(_loaded(bundle))
-    family = registry.get(saved.job.model.name)
-    if saved.job.terminal or family is None or family.card.digest != saved.job.model.card:
+    if saved.job.terminal:
         return
+    pinned = saved.job.model
+    family = registry.get(pinned.name)
+    if family is None or family.card.digest != pinned.card:
+        raise Unrunnable(saved.job.id, f"this engine lacks card {pinned.card[:16]} of {pinned.name!r} to check it by")
     try:
         walked = course.follow([facts.decode(event) for event in bundle.events], family)
+        began = walked.state is None and saved.state is not None  # its node has, and no step of it is done
+        state = driver.resume(walked.job, family, None).state if began else walked.state
     except EngineError as error:
         raise BadBundle(file.name, str(error)) from error
-    if walked.state is not None and walked.state != saved.state:
+    if state is not None and state != saved.state:
         raise BadBundle(file.name, "its checkpoint has another state than its log leads to")
 
 

@@ -28,7 +28,7 @@ class Canceller:
         self._since: dict[str, float] = {}
 
     async def cancel(self, job_id: str, reason: str = "") -> Outcome:
-        """Raises JobNotFound, StoreTrouble, HistoryError. What it returns is durable."""
+        """Raises JobNotFound, Overtaken, StoreTrouble, HistoryError. What it returns is durable."""
         actor = await self._ledger.find(job_id)
         asked = not actor.job.terminal and actor.job.state is not State.CANCELLING
         if asked or not self._ledger.drives(actor):  # a cancel that nobody is at any more ends now

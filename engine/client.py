@@ -23,6 +23,7 @@ from engine.cancel import Outcome
 from engine.clock import Clock
 from engine.collect import Collected, Retention, collect
 from engine.contents import Contents
+from engine.desk import Desk
 from engine.engine import Engine
 from engine.errors import (
     ArtifactLost,
@@ -36,10 +37,9 @@ from engine.errors import (
 )
 from engine.events import JobEvent, JobForked, JobSubmitted, NoticeGiven
 from engine.job import Job
-from engine.operate import Operator
 from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
-from store.blobs import Blobs
+from store.blobs import Blobs, tenants
 from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError, StreamConflict
 from store.journal import ALL_JOBS, Blob, Event, IdempotencyKey, JobFilter, JobRow, Journal
 
@@ -88,9 +88,9 @@ class Client:
         self._blobs = blobs
         self._contents = Contents(journal, blobs)
         self._past = Past(journal, self._contents, engine.registry, engine.identities)
-        self.verbs = Operator(engine, self._past, clock)
+        self.verbs = Desk(engine, journal, self._past, clock)
         """What people do to jobs: pause, resume, retry, terminate, quarantine, lift, rewind, migrate,
-        move_away."""
+        pin, unpin, move_away."""
         self._clock = clock
         self._ids = ids
         self._chance = chance
@@ -150,21 +150,30 @@ class Client:
         )
 
     async def take_in(self, file: Path) -> Job:
-        """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Draining, StoreTrouble."""
+        """A job out of a bundle: it goes on here. Raises BadBundle, JobExists, Unrunnable, Draining, StoreTrouble."""
         if self._engine.draining:
             raise Draining
         try:
+            await anyio.to_thread.run_sync(tenants.move_in, self._blobs, await self._journal.identity())
             job = await bundle.take_in(self._journal, self._blobs, self._engine.registry, file, at=self._clock.now())
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
         self._engine.look_for_work()
         return job
 
-    async def collect(self, *, dry_run: bool) -> Collected:
-        """Forget what is old and what nothing names. Raises CannotCollect, StoreTrouble."""
+    async def collect(self, *, dry_run: bool, take_over: bool = False) -> Collected:
+        """Forget what is old and what nothing names. Raises BlobsShared, CannotCollect, StoreTrouble."""
         registry, now = self._engine.registry, self._clock.now()
         try:
-            return await collect(self._journal, self._blobs, registry, self._retention, now=now, dry_run=dry_run)
+            return await collect(
+                self._journal,
+                self._blobs,
+                registry,
+                self._retention,
+                now=now,
+                dry_run=dry_run,
+                take_over=take_over,
+            )
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
 
@@ -172,7 +181,7 @@ class Client:
         """Raises JobNotFound, Draining, StoreTrouble."""
         if self._engine.draining:
             raise Draining
-        return await self._engine.canceller.cancel(job_id, reason)
+        return await self.verbs.cancel(job_id, reason)
 
     async def purge(self, job_id: str) -> None:
         """Forget a job that has ended, and all of its log. Raises JobNotFound, NotAllowed, HistoryError, StoreTrouble.
@@ -288,6 +297,8 @@ class Client:
     async def destination(self, name: str) -> dict[str, str]:
         """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.
 
+        Where other engines may have the job, a name that is nobody's here may be that of a pool there.
+
         Raises NoSuchPlace, StoreTrouble.
         """
         kind, _, rest = name.partition(":")
@@ -300,6 +311,8 @@ class Client:
             raise StoreTrouble(str(error)) from error
         if name in pools or name in engines:
             return {"pool" if name in pools else "engine": name}
+        if kind == name and self._journal.shared and engines != [self.name]:
+            return {"pool": name}
         there = ", ".join([f"pool:{one}" for one in sorted(pools)] + [f"engine:{one}" for one in sorted(engines)])
         raise NoSuchPlace(f"no pool and no engine is named {name!r}; there are: {there}")
 

@@ -15,13 +15,13 @@ from cards.registry import Registry
 from engine import course
 from engine import events as facts
 from engine.actor import Saved, restore, stream
-from engine.check import history
+from engine.audit import sound_log
 from engine.clock import Clock
-from engine.errors import CannotCollect, EngineError
+from engine.errors import BlobsHeld, BlobsShared, CannotCollect, EngineError
 from engine.events import JobEvent, StepCompleted, made
 from engine.job import Job
 from engine.needs import needs
-from store.blobs import Blobs, Swept
+from store.blobs import Blobs, Swept, holds, tenants
 from store.errors import StoreError, StreamConflict
 from store.journal import JobFilter, Journal, Loaded
 
@@ -34,7 +34,8 @@ class Retention(Struct, frozen=True, kw_only=True):
     """What stays, and for how long after a job's end. Artifacts and digests stay as long as their job.
 
     Of each job's steps the last `steps_last` and every `steps_every`-th (0: none) can be forked from, until `steps_s`
-    after its end. Finished jobs go `purge_s` after their end, and the oldest of more than `purge_over` at once.
+    after its end; those that are pinned for as long as their job. Finished jobs go `purge_s` after their end, and the
+    oldest of more than `purge_over` at once.
     """
 
     steps_last: int = 2
@@ -66,9 +67,17 @@ async def collect(
     *,
     now: float,
     dry_run: bool,
+    take_over: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Collected:
-    """Raises CannotCollect if a log cannot be read: what it names is not known then, so nothing is taken."""
+    """Nothing is taken of which it is not known whether a log names it.
+
+    Raises CannotCollect if a log cannot be read, BlobsShared if there are those of other stores: with `take_over` these
+    are gone for good. BlobsHeld while somebody reads blobs that may go.
+    """
+    mine = await journal.identity()
+    await anyio.to_thread.run_sync(partial(_be_alone, blobs, mine, dry_run=dry_run, take_over=take_over))
+    await anyio.to_thread.run_sync(partial(_check_holds, blobs, now, dry_run=dry_run))
     progress("looking for old jobs")
     old = [job async for job in _old(journal, retention, now)]
     going = old if dry_run else [job for job in old if await purge(journal, job)]
@@ -79,9 +88,31 @@ async def collect(
     live = await mark(journal, registry, retention, now=now, without=frozenset(going))
     progress("sweeping")
     inline = await _sweep_inline(journal, live, retention.grace_s, dry_run=dry_run)
+    await anyio.to_thread.run_sync(partial(_check_holds, blobs, now, dry_run=dry_run))  # marking takes its time
     sweep = partial(blobs.sweep, live, grace_s=retention.grace_s, now=now, dry_run=dry_run)
     stored = await anyio.to_thread.run_sync(sweep)
     return Collected(purged=tuple(going), inline=inline, stored=stored, live=len(live))
+
+
+def _be_alone(blobs: Blobs, journal: str, *, dry_run: bool, take_over: bool) -> None:
+    """Raises BlobsShared."""
+    if not dry_run:
+        tenants.move_in(blobs, journal)  # also if it is refused now: the others are to be, too
+    others = tenants.others(blobs, journal)
+    if others and not take_over:
+        raise BlobsShared(others)
+    if not dry_run:
+        for other in others:
+            tenants.move_out(blobs, other)
+
+
+def _check_holds(blobs: Blobs, now: float, *, dry_run: bool) -> None:
+    """Raises BlobsHeld."""
+    if dry_run:
+        return
+    if (left_s := holds.held_until(blobs) - now) > 0:
+        raise BlobsHeld(left_s)
+    holds.forget_ended(blobs, now)
 
 
 async def keep_collecting(
@@ -127,15 +158,16 @@ async def mark(
 async def _marked(journal: Journal, registry: Registry, retention: Retention, now: float, loaded: Loaded) -> set[str]:
     saved = restore(loaded)
     live = set(_of_now(saved))
-    if saved.job.terminal and await _ended_before(journal, saved.job, now - retention.steps_s):
+    over = saved.job.terminal and await _ended_before(journal, saved.job, now - retention.steps_s)
+    if over and not saved.job.pins:
         return live
-    log = [facts.decode(event) async for event in history(journal, stream(saved.job.id))]
+    log = [facts.decode(event) for event in await sound_log(journal, saved.job.id)]
     family = registry.get(saved.job.model.name)
     if family is None or family.card.digest != saved.job.model.card:  # nobody here can say which of them a step needs
         return live | _all(log)
     states = list(course.walk(log, family))
     for step, walked in enumerate(states):
-        if retention.keeps(step, len(states) - 1):
+        if step in saved.job.pins or (not over and retention.keeps(step, len(states) - 1)):
             live.update(needs(walked.job, walked.state, walked.refolds))
             live.update(walked.job.lasting)
     return live

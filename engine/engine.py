@@ -6,8 +6,9 @@ watch for workers that fell silent. Each is a public method; `run` only repeats 
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
+from typing import Any
 
 import anyio
 from msgspec import Struct
@@ -16,7 +17,7 @@ from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
 from cards.wire import Goodbye, Heartbeat, Hello, Introduce, Refuse, Released, Shutdown, StepResult, WorkPlan
-from engine import driver, verbs
+from engine import driver, share, verbs
 from engine.actor import JobActor
 from engine.cancel import Canceller
 from engine.clock import Clock
@@ -86,6 +87,8 @@ class Engine:
         self.registry = registry
         self.settings = settings
         self.hub = Hub()
+        self.requests = Hub()
+        """Who waits for what engines ask of each other."""
         self.fleet = Fleet(settings.silent_s)
         self.lease = Lease(
             journal,
@@ -101,6 +104,7 @@ class Engine:
             clock,
             self.hub,
             lease=self.lease.name,
+            others=self.others,
             on_told=self._on_told,
             on_dropped=self._on_dropped,
         )
@@ -108,6 +112,8 @@ class Engine:
         self.canceller = Canceller(self.ledger, self.dispatcher, clock)
         self.identities = {name: identity(family) for name, family in registry.items()}
         """Each card and its weights, as they are here."""
+        self.duties: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What else is to run for as long as the engine does."""
         self.draining = False
         self.steps = 0
         self.moved_at = clock.monotonic()
@@ -149,6 +155,8 @@ class Engine:
             tasks.start_soon(self._watch)
             tasks.start_soon(self._keep_lease)
             tasks.start_soon(self._follow)
+            for duty in self.duties:
+                tasks.start_soon(duty)
             await self._stopped.wait()
             tasks.cancel_scope.cancel()
 
@@ -219,10 +227,16 @@ class Engine:
                 await self.ledger.overtaken(actor, news.epoch)
         self.reconciler.unrunnable.pop(job_id, None)
         self.hub.wake(job_id)
+        self.requests.wake(news.stream)
+        self.requests.wake(news.stream.rpartition("/")[0])  # whoever waits for any that is asked of one engine
 
     async def engines(self) -> dict[str, EngineRow]:
         """Those with a live lease, by name."""
         return {engine.name: engine for engine in await self._journal.engines() if engine.left_s > 0}
+
+    async def others(self) -> set[str]:
+        """The engines with a live lease, but for this one."""
+        return set(await self.engines()) - {self.settings.name}
 
     async def peers(self) -> list[str]:
         """The engines that work on this store now, this one among them."""
@@ -458,8 +472,8 @@ class Engine:
             await self.dispatcher.release(self._lapses.pop())
 
     def _served(self) -> list[str]:
-        """The models that there are workers for."""
-        return sorted(name for name, model in self.identities.items() if self.fleet.serving(model))
+        """The models that there are workers for, as the lease says them."""
+        return share.offers(model for model in self.identities.values() if self.fleet.serving(model))
 
     def _line_up(self, actor: JobActor) -> bool:
         """Line the job's next step up, if none is lined up, and its units are not too far ahead of worker and disk."""

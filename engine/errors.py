@@ -14,14 +14,19 @@ EngineError
  - BadBundle           a file that is no sound bundle of a job
  - JobExists           a job that is to be taken in is here already
  - CannotCollect       a log that cannot be read: what it names is not known, so nothing is taken
+ - BlobsShared         other stores' logs name bytes that a sweep for this one would take
+ - BlobsHeld           somebody reads what a sweep might take, for a while
  - Draining            the engine is stopping and takes no new work
  - StoreTrouble        the store takes no writes now; nothing was acknowledged
     - Overtaken        somebody else wrote to the job's log first
+       - DrivenElsewhere  the job is another engine's, which is alive
+    - NoAnswer         the engine that drives the job does not do what it is asked for
  - LoopFailed          a family's loop raised: its job ends, nothing else does
  - HistoryError        a log that cannot be read
     - UnknownEvent     an event tag that this code does not know
     - IllegalMove      an event that the job's state does not allow
     - UnreadableBody   the body of an event or a checkpoint is not what its type says
+    - AlteredLog       its chain is broken: it is not what was written
 """
 
 from collections.abc import Iterable, Sequence
@@ -125,6 +130,22 @@ class CannotCollect(EngineError):
         self.job = job
 
 
+class BlobsShared(EngineError):
+    def __init__(self, others: Iterable[str]) -> None:
+        there = ", ".join(sorted(others))
+        super().__init__(
+            f"nothing was collected: other stores have bytes here too ({there}), and what those name is not known. "
+            "Give each store blobs of its own; if those are gone for good, run `engine-admin gc run --take-over`"
+        )
+
+
+class BlobsHeld(EngineError):
+    def __init__(self, for_s: float) -> None:
+        super().__init__(
+            f"no blobs were swept: a backup reads them. Ask again when it is done; if it was killed, in {for_s:.0f} s"
+        )
+
+
 class Draining(EngineError):
     def __init__(self) -> None:
         super().__init__("the engine is stopping; ask again in a moment")
@@ -136,6 +157,19 @@ class StoreTrouble(EngineError):
 
 class Overtaken(StoreTrouble):
     """Nothing was acknowledged; what was asked for may be asked for again."""
+
+
+class DrivenElsewhere(Overtaken):
+    """It is for `engine` to write to the job's log."""
+
+    def __init__(self, job: str, engine: str) -> None:
+        super().__init__(f"job {job} is driven by engine {engine}")
+        self.engine = engine
+
+
+class NoAnswer(StoreTrouble):
+    def __init__(self, engine: str) -> None:
+        super().__init__(f"engine {engine} drives the job and does not answer; nothing was done, ask again")
 
 
 class LoopFailed(EngineError):
@@ -163,3 +197,10 @@ class UnreadableBody(HistoryError):
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"the body of {what} cannot be read: {problem}")
         self.what = what
+
+
+class AlteredLog(HistoryError):
+    def __init__(self, job: str, problem: str) -> None:
+        super().__init__(f"the log of job {job} is not sound: {problem}; from there on it is not to be trusted")
+        self.job = job
+        self.problem = problem

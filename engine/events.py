@@ -217,6 +217,19 @@ class JobRewound(Struct, frozen=True, kw_only=True, tag="job_rewound"):
     reason: str = ""
 
 
+class StepPinned(Struct, frozen=True, kw_only=True, tag="step_pinned"):
+    """What the job needs to go on from after `step` steps of its program is to stay stored, for as long as the job."""
+
+    step: int
+    reason: str = ""
+
+
+class StepUnpinned(Struct, frozen=True, kw_only=True, tag="step_unpinned"):
+    """Retention decides again about what `step` steps left."""
+
+    step: int
+
+
 class JobMigrated(Struct, frozen=True, kw_only=True, tag="job_migrated"):
     """The job's next step is for the workers of this pool, or for this engine."""
 
@@ -261,6 +274,8 @@ JobEvent: TypeAlias = (
     | JobForked
     | RequestChanged
     | JobRewound
+    | StepPinned
+    | StepUnpinned
     | JobMigrated
     | JobImported
     | JobMovedAway

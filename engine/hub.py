@@ -1,4 +1,4 @@
-"""Who waits for news of which job. A wake-up carries nothing: what happened is read from the log."""
+"""Who waits for news of which job or request. A wake-up carries nothing: what happened is read from the log."""
 
 import asyncio
 from collections.abc import Iterator

@@ -38,6 +38,8 @@ from engine.events import (
     RequestChanged,
     Stage,
     StepCompleted,
+    StepPinned,
+    StepUnpinned,
     WorkerLost,
     tag,
 )
@@ -67,6 +69,7 @@ NEXT: dict[State, dict[type[JobEvent], State]] = {
         JobForked: State.QUEUED,
         JobImported: State.QUEUED,
         JobMigrated: State.QUEUED,
+        JobReleased: State.QUEUED,
         JobRewound: State.QUEUED,
         JobAdmitted: State.RUNNING,
         JobRecovered: State.RUNNING,
@@ -75,6 +78,8 @@ NEXT: dict[State, dict[type[JobEvent], State]] = {
         CancelRequested: State.CANCELLING,
         JobTerminated: State.CANCELLED,
         JobMovedAway: State.MOVED,
+        StepPinned: State.QUEUED,
+        StepUnpinned: State.QUEUED,
     },
     State.RUNNING: {
         JobRecovered: State.RUNNING,
@@ -94,6 +99,8 @@ NEXT: dict[State, dict[type[JobEvent], State]] = {
         JobTerminated: State.CANCELLED,
         JobCompleted: State.COMPLETED,
         JobFailed: State.FAILED,
+        StepPinned: State.RUNNING,
+        StepUnpinned: State.RUNNING,
     },
     State.PAUSED: {
         NodeStarted: State.PAUSED,
@@ -111,12 +118,16 @@ NEXT: dict[State, dict[type[JobEvent], State]] = {
         JobCompleted: State.COMPLETED,
         JobFailed: State.FAILED,
         JobMovedAway: State.MOVED,
+        StepPinned: State.PAUSED,
+        StepUnpinned: State.PAUSED,
     },
     State.CANCELLING: {
         JobRecovered: State.CANCELLING,
         WorkerLost: State.CANCELLING,
         JobCancelled: State.CANCELLED,
         JobTerminated: State.CANCELLED,
+        StepPinned: State.CANCELLING,
+        StepUnpinned: State.CANCELLING,
     },
     State.QUARANTINED: {
         JobMigrated: State.QUARANTINED,
@@ -126,10 +137,23 @@ NEXT: dict[State, dict[type[JobEvent], State]] = {
         CancelRequested: State.CANCELLING,
         JobTerminated: State.CANCELLED,
         JobMovedAway: State.MOVED,
+        StepPinned: State.QUARANTINED,
+        StepUnpinned: State.QUARANTINED,
     },
-    State.COMPLETED: {},
-    State.FAILED: {JobRetried: State.QUEUED, JobRewound: State.QUEUED, JobQuarantined: State.QUARANTINED},
-    State.CANCELLED: {JobRetried: State.QUEUED, JobRewound: State.QUEUED},
+    State.COMPLETED: {StepPinned: State.COMPLETED, StepUnpinned: State.COMPLETED},
+    State.FAILED: {
+        JobRetried: State.QUEUED,
+        JobRewound: State.QUEUED,
+        JobQuarantined: State.QUARANTINED,
+        StepPinned: State.FAILED,
+        StepUnpinned: State.FAILED,
+    },
+    State.CANCELLED: {
+        JobRetried: State.QUEUED,
+        JobRewound: State.QUEUED,
+        StepPinned: State.CANCELLED,
+        StepUnpinned: State.CANCELLED,
+    },
     State.MOVED: {},
 }
 
@@ -178,6 +202,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """The only workers that may run it, if that was asked for."""
     owner: str | None = None
     """The engine that drives it, or the one that it has been sent to."""
+    pins: tuple[int, ...] = ()
+    """After how many steps of its program it can be gone on from, whatever retention lets go of."""
 
     @property
     def lasting(self) -> tuple[str, ...]:
@@ -258,6 +284,10 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
             )
         case JobRewound():
             return _rewound(job, event)
+        case StepPinned():
+            return replace(job, pins=tuple(sorted({*job.pins, event.step})))
+        case StepUnpinned():
+            return replace(job, pins=tuple(step for step in job.pins if step != event.step))
         case JobMigrated():
             return replace(job, pool=event.pool or job.pool, owner=event.engine or job.owner)
         case JobImported():
@@ -301,6 +331,7 @@ def _rewound(job: Job, event: JobRewound) -> Job:
         artifacts=then.artifacts,
         fingerprint=then.fingerprint,
         exact=then.exact,
+        pins=tuple(step for step in job.pins if step <= event.to_step),
         owner=None,
         failure=None,
         deaths=0,

@@ -5,12 +5,12 @@ What is written is decided at once and told in order, when it is on disk and not
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from engine.actor import JobActor, Pending, restore, stream
 from engine.clock import Clock
-from engine.errors import JobNotFound, Overtaken, StoreTrouble
+from engine.errors import DrivenElsewhere, JobNotFound, Overtaken, StoreTrouble
 from engine.events import JobEvent
 from engine.hub import Hub
 from engine.job import Job
@@ -23,8 +23,8 @@ Followup = Callable[[JobActor], Awaitable[None]]
 
 
 class Ledger:
-    """`lease` is what appends are written under, `on_told` is called after each that became durable, `on_dropped` after
-    one that did not.
+    """`lease` is what appends are written under, `others` are the other engines with a live one; `on_told` is called
+    after each append that became durable, `on_dropped` after one that did not.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Ledger:
         hub: Hub,
         *,
         lease: str | None,
+        others: Callable[[], Awaitable[Collection[str]]],
         on_told: Followup,
         on_dropped: Followup,
     ) -> None:
@@ -44,6 +45,7 @@ class Ledger:
         self._clock = clock
         self._hub = hub
         self._lease = lease
+        self._others = others
         self._on_told = on_told
         self._on_dropped = on_dropped
         self.shared = journal.shared
@@ -53,15 +55,19 @@ class Ledger:
     async def find(self, job_id: str) -> JobActor:
         """The actor that drives the job, or one made of its log if nobody here does: to write, it must claim it.
 
-        Raises JobNotFound, StoreTrouble, HistoryError.
+        Raises JobNotFound, DrivenElsewhere, StoreTrouble, HistoryError.
         """
         while True:
             if (actor := self.actors.get(job_id)) is not None:
                 return actor
             with self.departures() as departed:
+                others = await self._alive()
                 loaded = await self._load(job_id)
             if job_id not in self.actors and job_id not in departed:
-                return JobActor(self._journal, loaded, restore(loaded))
+                actor = JobActor(self._journal, loaded, restore(loaded))
+                if actor.job.owner in others:
+                    raise DrivenElsewhere(job_id, actor.job.owner or "")
+                return actor
 
     @contextmanager
     def departures(self) -> Iterator[set[str]]:
@@ -76,6 +82,12 @@ class Ledger:
             yield departed
         finally:
             del self._departures[id(departed)]
+
+    async def _alive(self) -> Collection[str]:
+        try:
+            return await self._others() if self.shared else ()
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
 
     async def _load(self, job_id: str) -> Loaded:
         try:

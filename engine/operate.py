@@ -1,18 +1,17 @@
-"""What people do to jobs: one path for a job that an engine drives and for one that only its log has.
+"""What people do to jobs: one path for a job that this engine drives and for one that only its log has.
 
-A verb finds the job's actor, decides purely, and writes one append. On a job that nobody here drives that append takes
-the log over too, and the actor leaves again. Whoever is overtaken by another writer looks again.
+A verb finds the job's actor, decides purely, and writes one append. On a job that nobody drives that append takes the
+log over too, and the actor leaves again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine import driver, verbs
+from engine import driver, share, verbs
 from engine.actor import JobActor
 from engine.clock import Clock
 from engine.engine import Engine
@@ -21,9 +20,8 @@ from engine.events import JobEvent
 from engine.job import Job, fold
 from engine.needs import lacking, tensors
 from engine.past import Log, Past
+from engine.reconcile import mismatch
 from store.errors import StoreError
-
-TRIES = 5
 
 LOOK_S = 0.01
 """How often a move looks whether the job's running step is back."""
@@ -57,7 +55,10 @@ class Migration(Struct, frozen=True, kw_only=True):
 
 
 class Operator:
-    """Every verb raises JobNotFound, NotAllowed, Draining, StoreTrouble, HistoryError; what it returns is durable."""
+    """Every verb raises JobNotFound, NotAllowed, Draining, StoreTrouble, HistoryError; what it returns is durable.
+
+    Overtaken says that another one has written to the job's log meanwhile, DrivenElsewhere that another engine is to.
+    """
 
     def __init__(self, engine: Engine, past: Past, clock: Clock) -> None:
         self._engine = engine
@@ -79,15 +80,43 @@ class Operator:
 
     async def retry(self, job_id: str, reason: str = "") -> Operated:
         """Raises TensorsGone, Unrunnable and LoopFailed too."""
-        return await _persist(job_id, lambda: self._revive(job_id, lambda job: verbs.retry(job, reason)))
+        return await self._revive(job_id, lambda job: verbs.retry(job, reason))
 
     async def lift(self, job_id: str) -> Operated:
         """Raises as `retry`."""
-        return await _persist(job_id, lambda: self._revive(job_id, verbs.lift))
+        return await self._revive(job_id, verbs.lift)
 
     async def rewind(self, job_id: str, to_step: int, reason: str = "") -> Operated:
         """Raises NoSuchStep too, and as `retry`."""
-        return await _persist(job_id, lambda: self._rewind(job_id, to_step, reason))
+        log = await self._all_told(job_id)
+        verbs.check("rewind", log.job)
+        walked = await self._past.at(log, to_step, "to_step")
+
+        def rewind(actor: JobActor) -> list[JobEvent]:
+            if actor.epoch != log.epoch:  # steps may have been added since, but nobody has rewound it
+                raise Overtaken(f"job {job_id} has changed hands")
+            events = verbs.rewind(actor.job, to_step, walked.standing, reason)
+            actor.state, actor.refolds = walked.state, walked.refolds
+            actor.out.clear()
+            return events
+
+        return await self._do(job_id, rewind, fence=True)
+
+    async def pin(self, job_id: str, step: int, reason: str = "") -> Operated:
+        """What a step left stays, whatever retention lets go of. Raises NoSuchStep, and as `retry`."""
+        log = await self._all_told(job_id)
+        verbs.check("pin", log.job)
+        await self._past.at(log, step, "step")  # which makes the bytes young: no sweep takes them before it is told
+
+        def pin(actor: JobActor) -> list[JobEvent]:
+            if actor.epoch != log.epoch:  # it may have been rewound, and the step be another one
+                raise Overtaken(f"job {job_id} has changed hands")
+            return verbs.pin(actor.job, step, reason)
+
+        return await self._do(job_id, pin)
+
+    async def unpin(self, job_id: str, step: int) -> Operated:
+        return await self._do(job_id, lambda actor: verbs.unpin(actor.job, step))
 
     async def move_away(self, job_id: str, version: int, to: str) -> Operated:
         """Its log up to `version` has been written to a file, and goes on in another store. Raises GoneOn too."""
@@ -121,7 +150,7 @@ class Operator:
         def decide(actor: JobActor) -> list[JobEvent]:
             nonlocal plan
             plan = self._plan(actor, pool, engine)
-            return verbs.migrate(actor.job, pool, engine, reason)
+            return verbs.migrate(actor.job, pool, engine, reason, driven=self._ledger.drives(actor))
 
         try:
             if engine is not None:
@@ -136,11 +165,8 @@ class Operator:
 
     # -- one turn -----------------------------------------------------------------------------------------------
 
-    async def _do(self, job_id: str, decide: Decide) -> Operated:
-        return await _persist(job_id, lambda: self._turn(job_id, decide))
-
-    async def _turn(self, job_id: str, decide: Decide, *, fence: bool = False) -> Operated:
-        """With `fence` what is out under the old epoch decides nothing. Raises Overtaken and Draining too."""
+    async def _do(self, job_id: str, decide: Decide, *, fence: bool = False) -> Operated:
+        """With `fence` what is out under the old epoch decides nothing."""
         if self._engine.draining:
             raise Draining  # who writes now may wait for an answer until all has stopped
         actor = await self._ledger.find(job_id)
@@ -196,27 +222,11 @@ class Operator:
             actor.state, actor.refolds = walked.state, walked.refolds
             return decide(actor.job)
 
-        return await self._turn(job_id, revive)
-
-    async def _rewind(self, job_id: str, to_step: int, reason: str) -> Operated:
-        log = await self._all_told(job_id)
-        verbs.check("rewind", log.job)
-        walked = await self._past.at(log, to_step, "to_step")
-
-        def rewind(actor: JobActor) -> list[JobEvent]:
-            if actor.epoch != log.epoch:  # steps may have been added since, but nobody has rewound it
-                raise Overtaken(f"job {job_id} has changed hands")
-            events = verbs.rewind(actor.job, to_step, walked.standing, reason)
-            actor.state, actor.refolds = walked.state, walked.refolds
-            actor.out.clear()
-            return events
-
-        return await self._turn(job_id, rewind, fence=True)
+        return await self._do(job_id, revive)
 
     async def _all_told(self, job_id: str) -> Log:
         """The log, with all that has been decided until now."""
-        if (actor := self._ledger.actors.get(job_id)) is not None:
-            await asyncio.shield(actor.told)
+        await self._heard(await self._ledger.find(job_id))
         return await self._past.read(job_id)
 
     # -- moving -------------------------------------------------------------------------------------------------
@@ -224,7 +234,7 @@ class Operator:
     def _plan(self, actor: JobActor, pool: str | None, engine: str | None) -> Migration:
         """Raises NoSuchPlace, NotAllowed."""
         job = actor.job
-        changes = verbs.migrate(job, pool, engine, "")
+        changes = verbs.migrate(job, pool, engine, "", driven=self._ledger.drives(actor))
         if pool is not None:
             self._check_pool(job, pool)
         home = self._engine.fleet.seats.get(actor.home or "")
@@ -251,8 +261,12 @@ class Operator:
         if engine not in live and not mine:
             peers = ", ".join(sorted({self._engine.settings.name, *live}))
             raise NoSuchPlace(f"no engine {engine!r} works on this store; there are: {peers}")
-        if not mine and job.model.name not in live[engine].models:
-            raise NoSuchPlace(f"engine {engine!r} has no workers for {job.model.name!r} now")
+        if mine and (problem := mismatch(job.model, self._engine.identities)):
+            raise NoSuchPlace(f"engine {engine!r} cannot take it: {problem}")
+        if not mine and not share.runs(live[engine], job.model):
+            other = job.model.name in live[engine].models
+            of = "the card and weights of " if other else ""
+            raise NoSuchPlace(f"engine {engine!r} has no workers for {of}{job.model.name!r} now")
 
     def _check_pool(self, job: Job, pool: str) -> None:
         """Raises NoSuchPlace."""
@@ -263,11 +277,3 @@ class Operator:
         if pool not in pools:
             raise NoSuchPlace(f"no worker of a pool {pool!r} is here; there are: {', '.join(pools) or 'none'}")
         raise NoSuchPlace(f"no worker of pool {pool!r} takes work for the card and weights of {job.model.name!r}")
-
-
-async def _persist(job_id: str, attempt: Callable[[], Awaitable[Operated]]) -> Operated:
-    """Raises StoreTrouble if others write to this log all the time."""
-    for _ in range(TRIES):
-        with suppress(Overtaken):
-            return await attempt()
-    raise StoreTrouble(f"others write to the log of job {job_id} at the same time; ask again")

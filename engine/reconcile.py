@@ -116,16 +116,13 @@ class Reconciler:
         """Jobs that nobody here works on, and somebody elsewhere would: an engine may lose its workers for good."""
         if not (self._idle_since or self._idle()):
             return
-        elsewhere = {
-            model
-            for engine in await self._journal.engines()
-            if engine.left_s > 0 and engine.name != self._engine
-            for model in engine.models
-        }
+        engines = await self._journal.engines()
+        others = [engine for engine in engines if engine.left_s > 0 and engine.name != self._engine]
         now, idle = self._monotonic(), self._idle()
         self._idle_since = {actor.job.id: self._idle_since.get(actor.job.id, now) for actor in idle}
         for actor in idle:
-            if now - self._idle_since[actor.job.id] > self._patience_s and actor.job.model.name in elsewhere:
+            waited = now - self._idle_since[actor.job.id] > self._patience_s
+            if waited and any(share.runs(engine, actor.job.model) for engine in others):
                 self._ledger.write(actor, [JobReleased(engine=self._engine)])
 
     def _idle(self) -> list[JobActor]:
@@ -134,7 +131,7 @@ class Reconciler:
         return [actor for actor in running if not actor.out and actor.job.model.name not in here]
 
     def _actor(self, job_id: str, loaded: Loaded) -> JobActor | None:
-        """One for a job that this engine can go on with."""
+        """One for a job that this engine can go on with, or that it has and must hand on."""
         try:
             saved = restore(loaded)
         except HistoryError as error:
@@ -144,10 +141,14 @@ class Reconciler:
             return None
         if problem := mismatch(saved.job.model, self._identities):
             self._leave(job_id, problem)
-            return None
+            if not self._journal.shared or saved.job.owner != self._engine:
+                return None
         return JobActor(self._journal, loaded, saved)
 
     async def _take_over(self, actor: JobActor, damage: str | None) -> None:
+        if actor.job.id in self.unrunnable:  # no other engine would take what is this one's
+            self._ledger.write(actor, verbs.hand_on(actor.job, self._engine))
+            return
         taken = verbs.take(actor.job, self._node(actor.job), self._engine)
         following = self._going_on(actor, fold(actor.job, taken), damage)
         self._ledger.write(actor, [taken, *following])

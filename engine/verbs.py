@@ -23,6 +23,8 @@ from engine.events import (
     JobTerminated,
     QuarantineLifted,
     Standing,
+    StepPinned,
+    StepUnpinned,
     WorkerLost,
 )
 from engine.job import TERMINAL, Job, State
@@ -43,6 +45,8 @@ ALLOWED: dict[str, frozenset[State]] = {
     "rewind": _ALL - {State.COMPLETED, State.MOVED},
     "migrate": _LIVE | {State.PAUSED, State.QUARANTINED},
     "fork": _ALL,
+    "pin": _ALL - {State.MOVED},
+    "unpin": _ALL - {State.MOVED},
     "move away": frozenset({State.QUEUED, State.PAUSED, State.QUARANTINED}),
     "purge": TERMINAL,
 }
@@ -107,18 +111,31 @@ def rewind(job: Job, to_step: int, standing: Standing, reason: str) -> list[JobE
     return [JobTerminated(reason="rewound"), rewound] if job.state is State.CANCELLING else [rewound]
 
 
+def pin(job: Job, step: int, reason: str) -> list[JobEvent]:
+    check("pin", job)
+    return [] if step in job.pins else [StepPinned(step=step, reason=reason)]
+
+
+def unpin(job: Job, step: int) -> list[JobEvent]:
+    check("unpin", job)
+    return [StepUnpinned(step=step)] if step in job.pins else []
+
+
 def move_away(job: Job, to: str) -> list[JobEvent]:
     """Only of a job of which nothing runs: what its log says now is all that goes on elsewhere."""
     return [JobMovedAway(to=to)] if _wanted("move away", job) else []
 
 
-def migrate(job: Job, pool: str | None, engine: str | None, reason: str) -> list[JobEvent]:
-    """To a pool of this engine, or out of the hands of the engine that has it into those of another."""
+def migrate(job: Job, pool: str | None, engine: str | None, reason: str, *, driven: bool) -> list[JobEvent]:
+    """To a pool of this engine, or out of the hands of the engine that has it into those of another.
+
+    One that runs, and is not `driven` here, goes on once somebody has claimed it: whoever had it can write no more.
+    """
     check("migrate", job)
     if (pool, engine) in ((job.pool, None), (None, job.owner)):
         return []
     migrated = JobMigrated(pool=pool, engine=engine, reason=reason)
-    leaves = engine is not None and job.state is State.RUNNING
+    leaves = job.state is State.RUNNING and (engine is not None or not driven)
     return [JobReleased(engine=job.owner or ""), migrated] if leaves else [migrated]
 
 
@@ -138,6 +155,11 @@ def take(job: Job, node: Node, engine: str) -> JobEvent:
     if not job.admitted:
         return JobAdmitted(engine=engine)
     return JobRecovered(engine=engine, node=node.name, step=job.place.step)
+
+
+def hand_on(job: Job, engine: str) -> list[JobEvent]:
+    """An engine has a job, or was given it, and cannot run it: it is anyone's. A cancel needs nobody who can."""
+    return [JobCancelled()] if job.state is State.CANCELLING else [JobReleased(engine=engine)]
 
 
 def fail(job: Job, node: Node, kind: str, message: str) -> list[JobEvent]:

@@ -1,7 +1,8 @@
 """A store as one file: a tar of its rows and of the blobs that its events refer to.
 
-The rows are of one moment. The manifest comes last, with the hash of every member before it: a file without one was
-cut off. What is restored is checked first and there afterwards, or it is not there at all.
+The rows are of one moment, and so is what there is of the blobs: one that was there then and is swept before it is
+copied ends the backup. The manifest comes last, with the hash of every member before it: a file without one was cut
+off. What is restored is checked first and there afterwards, or it is not there at all.
 """
 
 import io
@@ -9,7 +10,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
-from ops.errors import OpsError
+from engine.clock import Clock
+from ops.errors import BadSettings, OpsError
 from store import dump
-from store.blobs import Blobs, digest_of
-from store.dump import Page, fill
+from store.blobs import Blobs, digest_of, holds
+from store.dump import Page, Soundness, fill
+from store.errors import MissingBlob
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -38,21 +41,38 @@ class Manifest(Struct, frozen=True, kw_only=True):
     rows: dict[str, int]
     blobs: int
     members: dict[str, str]
+    broken: dict[str, str] = {}
+    """The streams and inline blobs that were not sound in the store already, and why."""
 
 
-def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
+def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress, clock: Clock) -> Manifest:
     """Beside engines at work. Without `blobs` only rows are kept. Raises OpsError, StoreError."""
+    if blobs is None:
+        return _backup(url, None, file, progress)
+    with holds.held(blobs, clock.now) as renew:
+
+        def go_on(what: str, count: int) -> None:
+            renew()
+            progress(what, count)
+
+        return _backup(url, blobs, file, go_on)
+
+
+def _backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
+    there = _there(blobs)  # before the rows: what is swept from here on is missed
     with _new(file) as out, tarfile.open(fileobj=out, mode="w") as tar, dump.snapshot(url) as taken:
         rows = dict.fromkeys(dump.TABLES, 0)
         members: dict[str, str] = {}
         wanted: dict[str, None] = {}
+        soundness = Soundness()
         for number, page in enumerate(taken.pages()):
             name = f"rows/{number:06}-{page.table}.msgpack"
             members[name] = _add(tar, name, msgspec.msgpack.encode(page))
             rows[page.table] += len(page.rows)
             wanted |= dict.fromkeys(_digests(page))
+            soundness.follow(page)
             progress(page.table, rows[page.table])
-        kept = _add_blobs(tar, blobs, list(wanted), progress) if blobs is not None else 0
+        kept = _add_blobs(tar, blobs, there, list(wanted), progress) if blobs is not None else 0
         manifest = Manifest(
             format=FORMAT,
             revision=taken.revision,
@@ -60,6 +80,7 @@ def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Man
             rows=rows,
             blobs=kept,
             members=members,
+            broken=soundness.problems(),
         )
         _add(tar, MANIFEST, msgspec.json.encode(manifest))
     return manifest
@@ -70,7 +91,7 @@ def restore(url: str, blobs: Blobs, file: Path, progress: Progress) -> Manifest:
     with _readable(file) as tar:
         manifest = _manifest(tar, file)
         pages = _pages(tar, manifest, blobs, progress)
-        fill(url, pages, revision=manifest.revision, position=manifest.position)
+        fill(url, pages, revision=manifest.revision, position=manifest.position, broken=manifest.broken)
     return manifest
 
 
@@ -81,13 +102,28 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def _add_blobs(tar: tarfile.TarFile, blobs: Blobs, wanted: list[str], progress: Progress) -> int:
-    """Those that are there: others are inline, or have been collected."""
-    there = [digest for digest in wanted if blobs.has(digest)]
-    for done, digest in enumerate(there, start=1):
-        _add(tar, BLOBS + digest, blobs.get(digest))
+def _there(blobs: Blobs | None) -> set[str]:
+    return {stored.digest for stored in blobs.listing(0.0)} if blobs is not None else set()
+
+
+def _add_blobs(tar: tarfile.TarFile, blobs: Blobs, there: set[str], wanted: list[str], progress: Progress) -> int:
+    """Those that were there before the rows, or have come since: others are inline, or had been let go of.
+
+    Raises OpsError if one of them is gone by now.
+    """
+    kept = []
+    for looked, digest in enumerate(wanted, start=1):
+        if digest in there or blobs.has(digest):
+            kept.append(digest)
+        progress("looking for blobs", looked)
+    for done, digest in enumerate(kept, start=1):
+        try:
+            data = blobs.get(digest)
+        except MissingBlob as error:
+            raise OpsError(f"blob {digest} was collected while the backup was being taken: run it again") from error
+        _add(tar, BLOBS + digest, data)
         progress("blobs", done)
-    return len(there)
+    return len(kept)
 
 
 def _digests(page: Page) -> Iterator[str]:
@@ -96,7 +132,8 @@ def _digests(page: Page) -> Iterator[str]:
         return
     body = page.columns.index("body")
     for row in page.rows:
-        yield from _called_digest(msgspec.msgpack.decode(row[body]))
+        with suppress(msgspec.DecodeError, TypeError):  # somebody has altered it: it names nothing
+            yield from _called_digest(msgspec.msgpack.decode(row[body]))
 
 
 def _called_digest(value: Any) -> Iterator[str]:
@@ -159,15 +196,15 @@ def _readable(file: Path) -> Iterator[tarfile.TarFile]:
     except tarfile.TarError as error:
         raise OpsError(f"file: {file} is no whole backup: {error}; take another one") from error
     except OSError as error:
-        raise OpsError(f"file: cannot read {file}: {error.strerror}") from error
+        raise BadSettings(f"file: cannot read {file}: {error.strerror}") from error
 
 
 @contextmanager
 def _new(file: Path) -> Iterator[Any]:
     """A file that is there under its name once it is whole and durable."""
-    if file.exists():
-        raise OpsError(f"file: {file} is there already: choose another name")
     try:
+        if file.exists():
+            raise BadSettings(f"file: {file} is there already: choose another name")
         with tempfile.NamedTemporaryFile(dir=file.absolute().parent, prefix=f".{file.name}.", delete=False) as out:
             try:
                 yield out
@@ -178,7 +215,7 @@ def _new(file: Path) -> Iterator[Any]:
                 os.unlink(out.name)
         _sync_folder(file.absolute().parent)
     except OSError as error:
-        raise OpsError(f"file: cannot write {file}: {error.strerror}; choose another place") from error
+        raise BadSettings(f"file: cannot write {file}: {error.strerror}; choose another place") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import anyio
 from msgspec.structs import replace
 
-from cards.errors import CardError
+from cards.errors import CardError, NoFamily
 from ops import logs, worker
 from ops.errors import BadSettings, OpsError
 from ops.settings import Settings, read
 from ops.version import VERSION
-from store.errors import StoreError
+from store.errors import BadStoreUrl, StoreError
 from workers.errors import WorkerError
 
 KNOWN = (OpsError, StoreError, CardError, WorkerError)
@@ -30,18 +30,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_command(functools.partial(arguments.run, arguments))
 
 
-def run_command(command: functools.partial[None]) -> None:
+def run_command(command: functools.partial[None], known: tuple[type[Exception], ...] = KNOWN) -> None:
     """Run it, and say what a person can do about what went wrong in one line."""
     try:
         command()
-    except KNOWN as error:
-        sys.exit(_failed(error, getattr(error, "code", 1)))
+    except known as error:
+        sys.exit(_failed(error))
     except BaseExceptionGroup as group:
-        known, other = group.split(KNOWN)
-        if other is not None or known is None:
+        ours, other = group.split(known)
+        if other is not None or ours is None:
             raise
-        first = _first(known)
-        sys.exit(_failed(first, getattr(first, "code", 1)))
+        sys.exit(_failed(first(ours)))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -148,14 +147,20 @@ def _check_address(address: str) -> None:
         raise BadSettings(f"connect: {address!r} is no address ({error.strerror}); give the engine's") from error
 
 
-def _failed(error: BaseException, code: int) -> int:
+def _failed(error: BaseException) -> int:
     print(f"error: {error}", file=sys.stderr)
+    return code_of(error)
+
+
+def code_of(error: BaseException) -> int:
+    """2 for what could not be asked for: a setting that names nothing is a part of the command."""
+    code: int = 2 if isinstance(error, BadStoreUrl | NoFamily) else getattr(error, "code", 1)
     return code
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 if __name__ == "__main__":

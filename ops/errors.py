@@ -25,6 +25,8 @@ class Refused(OpsError):
     def __init__(self, message: str, kind: str | None) -> None:
         super().__init__(message)
         self.kind = kind
+        if kind in ("bad_input", "invalid_request"):
+            self.code = 2
 
 
 class JobEnded(OpsError):

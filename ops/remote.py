@@ -54,8 +54,9 @@ class Remote:
         headers = {"Content-Type": "application/x-tar"}
         return await self._json("POST", "/v1/bundles", content=_chunks(bundle), headers=headers, timeout=None)
 
-    async def collect(self, *, dry_run: bool) -> JobObject:
-        return await self._json("POST", "/v1/gc", json={"dry_run": dry_run}, timeout=None)
+    async def collect(self, *, dry_run: bool, take_over: bool = False) -> JobObject:
+        asked = {"dry_run": dry_run} | ({"take_over": True} if take_over else {})  # which older engines do not know
+        return await self._json("POST", "/v1/gc", json=asked, timeout=None)
 
     async def workers(self) -> list[JobObject]:
         data: list[JobObject] = (await self._json("GET", "/v1/workers"))["data"]

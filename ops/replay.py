@@ -9,12 +9,12 @@ from cards import registry
 from cards.family import Family
 from cards.wire import StepResult, WorkUnit
 from engine import events as facts
-from engine.actor import replay, stream
+from engine.actor import replay
+from engine.audit import sound_log
 from engine.bundle import take_in
-from engine.check import history
 from engine.contents import Contents
 from engine.course import course
-from engine.errors import JobNotFound, NoSuchStep
+from engine.errors import NoSuchStep
 from engine.events import JobEvent, StepCompleted
 from engine.job import Job
 from engine.replay import Difference, Verdict, diff, verify
@@ -33,7 +33,10 @@ Progress = Callable[[str, int], None]
 async def verify_job(
     settings: Settings, job_id: str, progress: Progress, *, from_step: int = 0
 ) -> tuple[Verdict, list[str]]:
-    """The verdict, and what differs between then and now that may explain one. Raises JobNotFound, UnknownModel."""
+    """The verdict, and what differs between then and now that may explain one.
+
+    Raises JobNotFound, HistoryError, UnknownModel.
+    """
     async with open_journal(settings.store_url, writable=False) as journal:
         return await _verify(settings, journal, open_blobs(settings.blobs_url), job_id, progress, from_step)
 
@@ -41,7 +44,7 @@ async def verify_job(
 async def verify_bundle(
     settings: Settings, file: Path, progress: Progress, *, from_step: int = 0
 ) -> tuple[Verdict, list[str]]:
-    """The same of an exported job, in no store. Raises BadBundle, UnknownModel."""
+    """The same of an exported job, in no store. Raises BadBundle, Unrunnable, UnknownModel."""
     journal, blobs = MemoryJournal(), MemoryBlobs()
     job = await take_in(journal, blobs, families_of(settings), file, at=0.0)
     return await _verify(settings, journal, blobs, job.id, progress, from_step)
@@ -66,16 +69,13 @@ async def _verify(
 
 
 async def diff_jobs(settings: Settings, ours: str, theirs: str) -> Difference | None:
-    """Raises JobNotFound."""
+    """Raises JobNotFound, HistoryError."""
     async with open_journal(settings.store_url, writable=False) as journal:
         return diff(await _log(journal, ours), await _log(journal, theirs))
 
 
 async def _log(journal: Journal, job_id: str) -> list[JobEvent]:
-    log = [facts.decode(event) async for event in history(journal, stream(job_id))]
-    if not log:
-        raise JobNotFound(job_id)
-    return log
+    return [facts.decode(event) for event in await sound_log(journal, job_id)]
 
 
 def _changes(job: Job, family: Family) -> list[str]:

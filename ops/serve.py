@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import uvicorn
 import zmq
 from msgspec import Struct
@@ -32,7 +33,7 @@ from ops.models import families_of
 from ops.settings import Settings
 from ops.version import VERSION
 from ops.whereabouts import Whereabouts, announced
-from store.blobs import open_blobs
+from store.blobs import open_blobs, tenants
 from store.lock import held
 from store.open import open_journal
 
@@ -74,6 +75,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
         opened = open_journal(settings.store_url, durability=settings.durability)
         async with opened as journal, _link(settings) as link:
             blobs = open_blobs(settings.blobs_url)
+            await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
             command = worker.command(worker.settings_of(settings, link.address, os.getpid()), settings.blobs_url)
 
             async def spawn(slot: int) -> Process:

@@ -26,8 +26,12 @@ RETRY_S = 0.5
 
 
 class Bell:
-    def __init__(self, url: URL) -> None:
+    """Whoever waits looks again after `poll_s`; a connection that broke is made anew after `retry_s`."""
+
+    def __init__(self, url: URL, *, poll_s: float = POLL_S, retry_s: float = RETRY_S) -> None:
         self._url = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._poll_s = poll_s
+        self._retry_s = retry_s
         self._written = asyncio.Event()
         self._heard = asyncio.Event()
         self._speaker = 0
@@ -47,7 +51,7 @@ class Bell:
 
     async def wait(self) -> None:
         """Until another process may have written something."""
-        with anyio.move_on_after(POLL_S):
+        with anyio.move_on_after(self._poll_s):
             await self._heard.wait()
         self._heard.clear()
 
@@ -59,7 +63,7 @@ class Bell:
                     await duty(connection)
             except psycopg.Error as error:
                 log.warning("no notifications for now, polling goes on: %s", " ".join(str(error).split()))
-            await anyio.sleep(RETRY_S)
+            await anyio.sleep(self._retry_s)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:

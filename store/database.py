@@ -46,7 +46,7 @@ class Database(Protocol):
         """A connection that reads the store as it is at one moment, for as long as it is entered."""
         ...
 
-    def bell(self) -> Bell | None:
+    def bell(self, *, poll_s: float, retry_s: float) -> Bell | None:
         """How the engines of one store wake each other; None where there is only one."""
         ...
 

@@ -4,17 +4,19 @@ Leases are not among them: they are of engines that work on this very store.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import Connection, CursorResult, Table, insert, inspect, select, text
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
 
-from store.blobs import digest_of
+from store.blobs import verified
 from store.chain import Chain
-from store.errors import DamagedDump, SchemaMismatch, StoreNotEmpty
+from store.errors import CorruptBlob, DamagedDump, SchemaMismatch, StoreNotEmpty
 from store.journal import Event, Loaded
+from store.metadata import columns, metadata_of
 from store.migrate import migrate, revision
 from store.open import database_at
 from store.schema import REVISION, blobs, checkpoints, events, idempotency, jobs, streams
@@ -56,9 +58,7 @@ class Snapshot:
 
     def pages(self) -> Iterator[Page]:
         for name, table in TABLES.items():
-            with _all(self._connection, table) as found:
-                for rows in found.partitions():
-                    yield Page(name, tuple(map(str, found.keys())), [tuple(row) for row in rows])
+            yield from _pages(self._connection, name, table)
 
 
 @contextmanager
@@ -73,10 +73,13 @@ def snapshot(url: str) -> Iterator[Snapshot]:
         yield Snapshot(connection)
 
 
-def fill(url: str, pages: Iterable[Page], *, revision: str, position: int) -> None:
+def fill(
+    url: str, pages: Iterable[Page], *, revision: str, position: int, broken: Mapping[str, str] | None = None
+) -> None:
     """Everything or nothing: what is not sound, is not there afterwards.
 
-    The store is made at the dump's revision and then brought up to this code's. Raises StoreNotEmpty, DamagedDump,
+    `broken` is what was so when the dump was made already: it is filled in as it was. The store is made at
+    the dump's revision and then brought up to this code's. Raises StoreNotEmpty, DamagedDump,
     SchemaMismatch, StoreLocked, StoreUnavailable.
     """
     database = database_at(url)
@@ -86,16 +89,28 @@ def fill(url: str, pages: Iterable[Page], *, revision: str, position: int) -> No
         _make_empty(connection, revision)
         for page in pages:
             rows = [dict(zip(page.columns, row, strict=True)) for row in page.rows]
-            connection.execute(insert(TABLES[page.table]), rows)
+            with _damaged_if_not_taken(page.table):
+                connection.execute(insert(TABLES[page.table]), rows)
         _go_on_after(connection, position)
         migrate(connection)
-        _verify(connection)
+        _verify(connection, broken or {})
 
     with database.hold():
         try:
             session.transact(work)
         finally:
             session.close()
+
+
+@contextmanager
+def _damaged_if_not_taken(table: str) -> Iterator[None]:
+    """SQLite keeps whatever type somebody puts into a column; no store is filled with such a row."""
+    try:
+        yield
+    except StatementError as error:
+        if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError | ProgrammingError):
+            raise
+        raise DamagedDump(f"{table}: a row is of other types than it was written with: {error.orig}") from error
 
 
 def _make_empty(connection: Connection, wanted: str) -> None:
@@ -120,34 +135,63 @@ def _go_on_after(connection: Connection, position: int) -> None:
     connection.execute(text(GO_ON_AFTER[connection.dialect.name]), {"position": position})
 
 
-def _verify(connection: Connection) -> None:
-    """Every chain and every inline blob, as they have come to lie in the store. Raises DamagedDump."""
-    chains = _chains(connection)
-    for stream, head in _heads(connection).items():
-        chain = chains.pop(stream, Chain())
-        if head.version != GONE and (problem := chain.broken(head)):
-            raise DamagedDump(f"{stream}: {problem}")
-    for stream in chains:
-        raise DamagedDump(f"{stream}: has events and no head")
-    with _all(connection, blobs) as rows:
-        for row in rows:
-            if digest_of(row.data) != row.digest:
-                raise DamagedDump(f"blob {row.digest}: its bytes do not hash to its name")
+class Soundness:
+    """Every chain and every inline blob, looked at page by page."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, Loaded] = {}
+        self._chains: defaultdict[str, Chain] = defaultdict(Chain)
+        self._blobs: dict[str, str] = {}
+
+    def follow(self, page: Page) -> None:
+        if page.table == streams.name:
+            for stream, version, epoch, hash in page.rows:
+                self._heads[stream] = Loaded(version, epoch, None, (), hash)
+        elif page.table == events.name:
+            for row in page.rows:
+                event = Event(*row)
+                self._chains[event.stream].follow(event)
+        elif page.table == blobs.name:
+            for digest, _, data, *_ in page.rows:
+                self._look(digest, data)
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with each stream and blob that is not sound, in words."""
+        problems = dict(self._blobs)
+        for stream in dict.fromkeys([*self._heads, *self._chains]):
+            head, chain = self._heads.get(stream), self._chains.get(stream, Chain())
+            if (head is None or head.version != GONE) and (problem := chain.broken(head)):
+                problems[stream] = problem
+        return problems
+
+    def _look(self, digest: str, data: bytes) -> None:
+        try:
+            verified(digest, data)
+        except CorruptBlob:
+            self._blobs[f"blob {digest}"] = "its bytes do not hash to its name"
 
 
-def _chains(connection: Connection) -> dict[str, Chain]:
-    chains: defaultdict[str, Chain] = defaultdict(Chain)
-    with _all(connection, events) as rows:
-        for row in rows:
-            chains[row.stream].follow(Event(*row))
-    return chains
+def _verify(connection: Connection, known: Mapping[str, str]) -> None:
+    """Everything as it has come to lie in the store. Raises DamagedDump."""
+    soundness = Soundness()
+    for table in (streams, events, blobs):
+        for page in _pages(connection, str(table.name), table):
+            soundness.follow(page)
+    for what, problem in soundness.problems().items():
+        if known.get(what) != problem:
+            raise DamagedDump(f"{what}: {problem}")
 
 
-def _heads(connection: Connection) -> dict[str, Loaded]:
-    with _all(connection, streams) as rows:
-        return {stream: Loaded(version, epoch, None, (), hash) for stream, version, epoch, hash in rows}
+def _pages(connection: Connection, name: str, table: Table) -> Iterator[Page]:
+    with _all(connection, table) as found:
+        names = tuple(map(str, found.keys()))
+        for rows in found.partitions():
+            plain = [tuple(row) for row in rows]
+            if table is jobs:
+                plain = [(*row[:-1], metadata_of(row[-1])) for row in plain]
+            yield Page(name, names, plain)
 
 
 def _all(connection: Connection, table: Table) -> CursorResult[*tuple[Any, ...]]:
-    question = select(table).order_by(*table.primary_key)
+    question = select(*columns(table)).order_by(*table.primary_key)
     return connection.execute(question, execution_options={"yield_per": ROWS_AT_ONCE})

@@ -10,7 +10,8 @@ StoreError
  - StoreLocked        another engine holds this store
  - SchemaMismatch     the store's schema is older or newer than this code
  - BadStoreUrl        a URL that names no store
- - BadQuestion        a statement that is not one question, or takes too long
+ - BadQuestion        a statement that is not one question
+ - QuestionTooLong    a statement that takes too long
  - StoreNotEmpty      what is to be filled has something in it
  - DamagedDump        what is to fill a store is not what was once in one
 """
@@ -78,6 +79,11 @@ class BadStoreUrl(StoreError):
 
 class BadQuestion(StoreError):
     """The message is the database's own, or says what would be taken."""
+
+
+class QuestionTooLong(StoreError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the statement took longer than {timeout_s:g} s: ask for less, or give it more time")
 
 
 class StoreNotEmpty(StoreError):

@@ -51,7 +51,8 @@ class JobRow(Struct, frozen=True):
     """The engine that drives it, or is to."""
 
     attempts: int = 1
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] | None = {}
+    """None if somebody has put something else there."""
 
 
 class JobFilter(Struct, frozen=True, kw_only=True):
@@ -70,6 +71,8 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     updated_after: float | None = None
     attempts_from: int | None = None
     metadata: dict[str, str] = {}
+    unreadable: bool = False
+    """Only those whose metadata somebody has made unreadable."""
 
 
 class IdempotencyKey(Struct, frozen=True):
@@ -188,6 +191,10 @@ class Journal(Protocol):
     @property
     def shared(self) -> bool:
         """Whether several engines may write to it at once."""
+        ...
+
+    async def identity(self) -> str:
+        """The store's own name: no other store has it, not one that was restored from a backup of this one either."""
         ...
 
     def append(self, append: Append) -> Awaitable[Appended]:

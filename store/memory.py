@@ -1,6 +1,7 @@
 """The journal in dicts, for simulation and tests: as true as the others, but for what a process outlives."""
 
 import asyncio
+import secrets
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -33,6 +34,7 @@ class MemoryJournal:
 
     def __init__(self, now: Callable[[], float] = lambda: 0.0, *, shared: bool = False) -> None:
         self.shared = shared
+        self._identity = secrets.token_hex(16)
         self._now = now
         self._heads: dict[str, Head] = {}
         self._admission = Admission(self._heads, keys={}, leases=())
@@ -84,6 +86,9 @@ class MemoryJournal:
             self._rows = {row.id: row for row in rows}
             return True
         return False
+
+    async def identity(self) -> str:
+        return self._identity
 
     async def news(self) -> AsyncGenerator[Sequence[News], None]:
         seen = self._position
@@ -232,5 +237,6 @@ def _matches(row: JobRow, where: JobFilter) -> bool:
         and (where.updated_before is None or row.updated_at < where.updated_before)
         and (where.updated_after is None or row.updated_at > where.updated_after)
         and (where.attempts_from is None or row.attempts >= where.attempts_from)
-        and where.metadata.items() <= row.metadata.items()
+        and where.metadata.items() <= (row.metadata or {}).items()
+        and (row.metadata is None or not where.unreadable)
     )

@@ -42,7 +42,9 @@ def require_schema(connection: Connection) -> None:
     if found is None or found < REVISION:
         at = f"at revision {found}" if found else "empty"
         raise SchemaMismatch(f"the store is {at}, this engine needs revision {REVISION}: run `engine-admin db upgrade`")
-    requires = connection.execute(select(compatibility.c.requires)).scalar_one()
+    requires = connection.scalar(select(compatibility.c.requires))
+    if requires is None:
+        raise SchemaMismatch("the store does not say which engines it takes: its table compatibility is empty")
     if requires > REVISION:
         raise SchemaMismatch(
             f"the store is at revision {found} and takes engines from {requires} on; this one is of {REVISION}: "

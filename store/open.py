@@ -11,6 +11,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from store.bell import POLL_S, RETRY_S
 from store.database import Database, Durability
 from store.driver import DIALECTS
 from store.errors import BadStoreUrl
@@ -22,7 +23,7 @@ from store.schema import REVISION
 from store.session import Session, unavailable_when_refused
 from store.sql import SqlJournal
 from store.sqlite import Sqlite
-from store.writer import Writer
+from store.writer import QUEUE_APPENDS, Writer
 
 MEMORY = "memory://"
 
@@ -30,10 +31,20 @@ FORMS = f"sqlite:///PATH, postgresql://USER@HOST/DATABASE or {MEMORY}"
 
 
 @asynccontextmanager
-async def open_journal(url: str, *, writable: bool = True, durability: Durability = "power") -> AsyncIterator[Journal]:
+async def open_journal(
+    url: str,
+    *,
+    writable: bool = True,
+    durability: Durability = "power",
+    queue_appends: int = QUEUE_APPENDS,
+    poll_s: float = POLL_S,
+    retry_s: float = RETRY_S,
+) -> AsyncIterator[Journal]:
     """A journal for as long as it is entered; an empty store gets its tables first.
 
     What is acknowledged survives a power cut; with the weaker `durability="process"` only the end of the process.
+    More than `queue_appends` that wait are refused. What other engines write is looked for every `poll_s` in any case;
+    a connection that broke, over which they would say so, is made anew after `retry_s`.
 
     One engine at a time may write to SQLite, any number to PostgreSQL. With `writable=False` the store is read beside a
     live engine, and appends raise StoreUnavailable. Raises BadStoreUrl, SchemaMismatch, StoreLocked, StoreUnavailable.
@@ -44,8 +55,9 @@ async def open_journal(url: str, *, writable: bool = True, durability: Durabilit
     database = database_at(url, durability)
     async with AsyncExitStack() as stack:
         session = Session(database)
-        bell = database.bell() if writable else None
-        writer = Writer(session, asyncio.get_running_loop(), written=bell.ring if bell else _nobody_to_tell)
+        bell = database.bell(poll_s=poll_s, retry_s=retry_s) if writable else None
+        written = bell.ring if bell else _nobody_to_tell
+        writer = Writer(session, asyncio.get_running_loop(), written, queue_appends=queue_appends)
         if writable:
             stack.enter_context(database.hold())
             stack.callback(session.close)
@@ -97,7 +109,7 @@ def database_at(url: str, durability: Durability = "power") -> Database:
     """Raises BadStoreUrl."""
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # a ValueError is a port that is no number
         raise BadStoreUrl(f"{url!r} names no store: write {FORMS}") from error
     match parsed.drivername:
         case "sqlite" if parsed.database:

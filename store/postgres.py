@@ -82,8 +82,8 @@ class Postgres:
         with engine.connect() as connection:
             yield connection
 
-    def bell(self) -> Bell:
-        return Bell(self.url)
+    def bell(self, *, poll_s: float, retry_s: float) -> Bell:
+        return Bell(self.url, poll_s=poll_s, retry_s=retry_s)
 
     def tidy(self, connection: Connection, appends: int, nbytes: int) -> None:
         """PostgreSQL moves its own log."""

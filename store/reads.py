@@ -5,10 +5,26 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Row, ScalarSelect, Select, Table, and_, func, or_, select, tuple_
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Row,
+    ScalarSelect,
+    Select,
+    Table,
+    and_,
+    case,
+    false,
+    func,
+    not_,
+    or_,
+    select,
+    tuple_,
+)
 
 from store.journal import Checkpoint, EngineRow, Event, JobFilter, JobRow, Loaded
-from store.schema import blobs, checkpoints, engines, events, idempotency, jobs, streams
+from store.metadata import READABLE, columns, metadata_of
+from store.schema import blobs, checkpoints, engines, events, idempotency, identity, jobs, streams
 
 LAST_CHARACTER = "\U0010ffff"
 
@@ -80,6 +96,10 @@ def to_events(rows: Rows) -> list[Event]:
     return [Event(*row) for row in rows]
 
 
+def identity_of_store() -> Question:
+    return select(identity.c.store)
+
+
 def names(prefix: str, after: str, limit: int) -> Question:
     return (
         select(streams.c.stream)
@@ -98,7 +118,7 @@ def key(name: str) -> Question:
 
 
 def job_rows(where: JobFilter, after: str | None, limit: int) -> Question:
-    question = select(jobs).where(*_conditions(where))
+    question = select(*columns(jobs)).where(*_conditions(where))
     if after is not None:
         question = question.where(_in_turn_after(after) if where.open else _older_than(after))
     if where.open:
@@ -110,7 +130,7 @@ def claimable(engine: str, now: ColumnElement[float], limit: int) -> Question:
     """What is open and not another's: `now` is the database's time."""
     live = select(engines.c.name).where(engines.c.expires_at > now)
     free = or_(jobs.c.owner.is_(None), jobs.c.owner == engine, jobs.c.owner.not_in(live))
-    return select(jobs).where(jobs.c.open, free).order_by(*_TURN).limit(limit)
+    return select(*columns(jobs)).where(jobs.c.open, free).order_by(*_TURN).limit(limit)
 
 
 def engine_rows(now: ColumnElement[float]) -> Question:
@@ -164,7 +184,7 @@ def counts(nbytes: ColumnElement[int]) -> Question:
 
 
 def to_jobs(rows: Rows) -> list[JobRow]:
-    return [JobRow(*row) for row in rows]
+    return [JobRow(*(*row[:-1], metadata_of(row[-1]))) for row in rows]
 
 
 _TURN = (jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.id)
@@ -187,7 +207,9 @@ def _conditions(where: JobFilter) -> Iterator[ColumnElement[bool]]:
     if where.attempts_from is not None:
         yield jobs.c.attempts >= where.attempts_from
     for key, value in where.metadata.items():
-        yield jobs.c.metadata[key].as_string() == value
+        yield case((READABLE, jobs.c.metadata[key].as_string() == value), else_=false())
+    if where.unreadable:
+        yield not_(READABLE)
 
 
 def _starts_with(column: Column[str], prefix: str) -> ColumnElement[bool]:

@@ -18,7 +18,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0003"
+REVISION = "0004"
 """The migration that this code is written for."""
 
 metadata = MetaData()
@@ -110,6 +110,9 @@ engines = Table(
     Column("expires_at", Float(53), nullable=False),  # by the database's clock
     PrimaryKeyConstraint("name", name="engines_pk"),
 )
+
+# One row: the store's own name, drawn when it was made. It is not in a backup: what is restored is another store.
+identity = Table("identity", metadata, Column("store", Text, nullable=False))
 
 # The oldest revision whose code may still work on this store. A migration that only adds leaves it as it was.
 compatibility = Table("compatibility", metadata, Column("requires", Text, nullable=False))

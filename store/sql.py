@@ -97,6 +97,9 @@ class SqlJournal:
     def shared(self) -> bool:
         return not self._database.exclusive
 
+    async def identity(self) -> str:
+        return str((await self._ask(reads.identity_of_store()))[0].store)
+
     async def news(self) -> AsyncGenerator[Sequence[News], None]:
         if self._bell is None:
             await anyio.sleep_forever()

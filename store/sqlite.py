@@ -84,7 +84,7 @@ class Sqlite:
             connection.exec_driver_sql("BEGIN")  # sqlite3 begins none for reads
             yield connection
 
-    def bell(self) -> None:
+    def bell(self, *, poll_s: float, retry_s: float) -> None:
         return None
 
     def tidy(self, connection: Connection, appends: int, nbytes: int) -> None:

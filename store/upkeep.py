@@ -83,10 +83,12 @@ def begin_purge(connection: Connection, stream: str, expected: int, epoch: int) 
 
 def go_on_purging(connection: Connection, stream: str) -> bool:
     """Delete some events, or at last the head. Whether there is more to do."""
+    if not _is_going(connection, stream):
+        return False  # somebody else has brought the purge to its end, and there may be a new stream of this name
     some = select(events.c.position).where(events.c.stream == stream).limit(EVENTS_AT_ONCE)
     if connection.execute(delete(events).where(events.c.position.in_(some))).rowcount:
         return True
-    connection.execute(delete(streams).where(streams.c.stream == stream, streams.c.version == GONE))
+    connection.execute(delete(streams).where(streams.c.stream == stream))
     return False
 
 

@@ -51,12 +51,20 @@ class Writer:
     after each group.
     """
 
-    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop, written: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        loop: asyncio.AbstractEventLoop,
+        written: Callable[[], None],
+        *,
+        queue_appends: int = QUEUE_APPENDS,
+    ) -> None:
         self._session = session
         self._loop = loop
         self._written = written
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal writer", daemon=True)
+        self._queue_appends = queue_appends
         self._waiting = 0
         self._waiting_bytes = 0
         self._groups = 0
@@ -81,7 +89,7 @@ class Writer:
         request = Request(append, _nbytes(append), future)
         if not self._running:
             future.set_exception(_not_running())
-        elif self._waiting >= QUEUE_APPENDS or self._waiting_bytes >= QUEUE_BYTES:
+        elif self._waiting >= self._queue_appends or self._waiting_bytes >= QUEUE_BYTES:
             future.set_exception(StoreUnavailable(f"{self._waiting} appends wait for the disk already"))
         else:
             self._waiting += 1

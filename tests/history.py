@@ -58,12 +58,14 @@ async def operate(world: World) -> None:
         await running.ended(fork.id)
     async with world.engine(workers=0, max_active=0) as running:
         verbs = running.client.verbs
+        await verbs.pin(failed.id, 1, "the frames are good until here")
+        await verbs.unpin(failed.id, 1)
         await verbs.retry(failed.id, "mended")
         await verbs.rewind(failed.id, 1, "from the start")
         await verbs.terminate(failed.id, "enough")
         waiting = await running.client.submit(request())
         await verbs.pause(waiting.id, "the disk is being moved")
-        await verbs.migrate(waiting.id, engine="another")
+        await verbs.migrate(waiting.id, engine="engine")
         await verbs.resume(waiting.id)
         await running.client.cancel(waiting.id)
 

@@ -335,6 +335,10 @@ class World:
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
 
+    def number_jobs_from(self, first: int) -> None:
+        """For a journal that has jobs of another world."""
+        self._ids = itertools.count(first)
+
     def worker(self, *, credits: int = 2, fingerprint: str = "sim", pool: str = "default") -> SimWorker:
         name = f"worker-{next(self._names)}"
         blobs = WorkerBlobs(self.blobs)

@@ -80,6 +80,23 @@ def test_an_engine_that_starts_beside_another_leaves_its_jobs_alone(store: Store
             assert each_step_once(two, jobs, 20)
 
 
+def test_verbs_at_an_engine_that_has_no_worker_are_done_by_the_one_that_drives_the_job(store: Store) -> None:
+    with store.engine("one") as one, store.engine("two", workers=0, ready=False) as two:
+        job = one.submit(LONG, steps=20)
+        until(lambda: len(two.steps(job)) > 2, "it to run")
+        drivers = takers(two, job)
+        for verb, body in (("migrate", {"to": "one"}), ("retry", {}), ("resume", {}), ("migrate", {"to": "pool:one"})):
+            answer = two.http.post(f"/v1/jobs/{job}/{verb}", json=body)
+            assert answer.status_code == 200, answer.text
+        nowhere = two.http.post(f"/v1/jobs/{job}/migrate", json={"to": "moon"})
+        store.completed([job])
+
+        assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (422, "no_such_place")
+        assert takers(two, job) == drivers
+        assert each_step_once(two, [job], 20)
+        assert store.ask("SELECT count(*) FROM events WHERE stream LIKE %s", "ask/%") == [(0,)]
+
+
 def test_a_second_engine_of_one_data_folder_is_refused_in_a_line(store: Store) -> None:
     with store.engine("one") as one:
         second = run("engine", "serve", data=one.data, store=store.url, port=0)

@@ -3,6 +3,7 @@
 import argparse
 import socket
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import anyio
@@ -13,8 +14,9 @@ from engine.bundle import Manifest
 from engine.contents import Contents
 from ops.admin.parser import command
 from ops.admin.verbs import engine_for, engines_of
-from ops.errors import BadSettings, Refused
-from ops.remote import Remote
+from ops.errors import BadSettings, OpsError, Refused
+from ops.remote import JobObject, Remote
+from ops.serve import make_folder
 from ops.settings import Settings
 from ops.tables import show_one
 from store.blobs import open_blobs
@@ -39,10 +41,7 @@ def add(jobs: Any) -> None:
 
 
 async def _export(arguments: argparse.Namespace, settings: Settings) -> int:
-    if not arguments.out.name or arguments.out.is_dir():
-        raise BadSettings(f"out: {arguments.out} is a folder; name a file in it")
-    if not arguments.out.parent.is_dir():
-        raise BadSettings(f"out: there is no folder {arguments.out.parent}")
+    _check_out(arguments.out)
     if arguments.move:
         async with engine_for(settings, arguments.job) as engine:
             manifest = await _move(engine, arguments, settings)
@@ -50,6 +49,21 @@ async def _export(arguments: argparse.Namespace, settings: Settings) -> int:
         manifest = await _write(arguments.job, arguments.out, settings)
     show_one(msgspec.to_builtins(manifest) | {"file": str(arguments.out)}, as_json=arguments.json)
     return 0
+
+
+def _check_out(out: Path) -> None:
+    """Before a job is paused for it. Raises BadSettings."""
+    try:
+        if not out.name or out.is_dir():
+            raise BadSettings(f"out: {out} is a folder; name a file in it")
+        if out.exists() and not out.is_file():
+            raise BadSettings(f"out: {out} is no file, and is not replaced by one; choose another name")
+        if not out.parent.is_dir():
+            raise BadSettings(f"out: there is no folder {out.parent}")
+        with NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}."):
+            pass
+    except OSError as error:
+        raise BadSettings(f"out: cannot write {out}: {error.strerror}; choose another place") from error
 
 
 async def _move(engine: Remote, arguments: argparse.Namespace, settings: Settings) -> Manifest:
@@ -75,16 +89,16 @@ async def _move(engine: Remote, arguments: argparse.Namespace, settings: Setting
             await anyio.sleep(0.1)
         else:
             return _named(part, arguments)
-    raise BadSettings(f"job {arguments.job} goes on and on though it is paused; ask again")
+    raise OpsError(f"job {arguments.job} goes on and on though it is paused; ask again")
 
 
 def _named(part: Path, arguments: argparse.Namespace) -> Manifest:
     """Raises BadSettings, BadBundle."""
     if not part.exists():
-        raise BadSettings(f"job {arguments.job} has moved already, and not to {arguments.out}")
+        raise OpsError(f"job {arguments.job} has moved already, and not to {arguments.out}")
     manifest = bundle.read(part).manifest
     if manifest.job != arguments.job:
-        raise BadSettings(f"out: {part} is of job {manifest.job}; choose another name")
+        raise OpsError(f"out: {part} is of job {manifest.job}; choose another name")
     part.replace(arguments.out)
     return manifest
 
@@ -96,18 +110,39 @@ async def _write(job: str, file: Path, settings: Settings, **how: bool) -> Manif
 
 
 async def _import(arguments: argparse.Namespace, settings: Settings) -> int:
-    if not arguments.file.is_file():
-        raise BadSettings(f"file: there is no file {arguments.file}")
+    _check_file(arguments.file)
     await _make_store(settings)
     async with engines_of(settings) as engines:
-        accepted = await engines.owning(None).take_in(arguments.file)
+        accepted = await _take_in(engines.owning(None), arguments.file)
     show_one({"job": accepted["id"], "status": accepted["status"]}, as_json=arguments.json)
     return 0
+
+
+def _check_file(file: Path) -> None:
+    """Raises BadSettings."""
+    try:
+        if not file.is_file():
+            raise BadSettings(f"file: there is no file {file}")
+        with file.open("rb"):
+            pass
+    except OSError as error:
+        raise BadSettings(f"file: cannot read {file}: {error.strerror}") from error
+
+
+async def _take_in(engine: Remote, file: Path) -> JobObject:
+    """The engine does not know what the file is called here. Raises OpsError."""
+    try:
+        return await engine.take_in(file)
+    except Refused as refused:
+        if refused.kind != "bad_bundle":
+            raise
+        problem = str(refused).partition(": ")[2]
+        raise OpsError(f"file: {file}: {problem}") from refused
 
 
 async def _make_store(settings: Settings) -> None:
     """Where there is none yet. One that an engine holds is there."""
     if settings.store_file is not None and not settings.store_file.exists():
-        settings.store_file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(settings.store_file.parent)
         async with open_journal(settings.store_url):
             pass

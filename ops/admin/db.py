@@ -13,13 +13,14 @@ from rich.console import Console
 
 from engine import check
 from engine.check import Report
+from engine.clock import WallClock
 from ops import backup
 from ops.admin.parser import command
 from ops.serve import make_folder
 from ops.settings import Settings
-from ops.tables import show_one
+from ops.tables import note, show_one
 from store import open as stores
-from store.blobs import open_blobs
+from store.blobs import open_blobs, tenants
 from store.errors import StoreLocked, StoreUnavailable
 from store.open import open_journal
 
@@ -89,9 +90,11 @@ async def _stats(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _backup(arguments: argparse.Namespace, settings: Settings) -> int:
     blobs = None if arguments.without_blobs else open_blobs(settings.blobs_url)
     with _progress() as progress:
-        done = await anyio.to_thread.run_sync(backup.backup, settings.store_url, blobs, arguments.file, progress)
+        done = await anyio.to_thread.run_sync(
+            backup.backup, settings.store_url, blobs, arguments.file, progress, WallClock()
+        )
     show_one({"file": str(arguments.file)} | _kept(done), as_json=arguments.json)
-    return 0
+    return _note_broken(done, "and the backup has it as it is")
 
 
 async def _restore(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -99,12 +102,22 @@ async def _restore(arguments: argparse.Namespace, settings: Settings) -> int:
     make_folder(settings.data)
     with _progress() as progress:
         done = await anyio.to_thread.run_sync(backup.restore, settings.store_url, blobs, arguments.file, progress)
+    async with open_journal(settings.store_url, writable=False) as journal:
+        await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
     show_one({"store": settings.store_url} | _kept(done), as_json=arguments.json)
-    return 0
+    return _note_broken(done, "as it was when the backup was taken")
+
+
+def _note_broken(manifest: backup.Manifest, so: str) -> int:
+    """A line for each log that is not sound, and the exit code."""
+    for stream, problem in manifest.broken.items():
+        note(f"error: {stream} is not sound, {so}: {problem}")
+    return 1 if manifest.broken else 0
 
 
 def _kept(manifest: backup.Manifest) -> dict[str, Any]:
-    return {"revision": manifest.revision, "rows": manifest.rows, "blobs": manifest.blobs}
+    counted = {"revision": manifest.revision, "rows": manifest.rows, "blobs": manifest.blobs}
+    return counted | {"broken": manifest.broken}
 
 
 @contextmanager

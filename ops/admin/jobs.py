@@ -10,21 +10,26 @@ import msgspec
 
 from engine import check, course, views
 from engine import events as facts
-from engine.actor import restore, stream
+from engine.actor import replay, restore, stream
+from engine.audit import audit_stream, sound_log
 from engine.clock import WallClock
-from engine.errors import JobNotFound
+from engine.errors import AlteredLog, JobNotFound
 from engine.events import StepCompleted
 from engine.job import Job
 from ops.admin.parser import command, positive
-from ops.admin.selection import filter_flags, filter_of, row_of
-from ops.errors import BadSettings, NoEngine
+from ops.admin.selection import filter_flags, filter_of, note_unreadable, row_of, unreadable_rows
+from ops.admin.telling import told
+from ops.errors import NoEngine, OpsError
 from ops.live import live_engines, reached
 from ops.settings import Settings
 from ops.tables import note, show, show_json, show_line, show_one
-from store.journal import Event, Journal
+from store.journal import Journal
 from store.open import open_journal
 
 POLL_S = 0.5
+
+COLUMNS = ("position", "version", "epoch", "at", "type")
+AS_AN_ENGINE_TELLS_IT = ("position", "version", "at", "type")
 
 
 def add(jobs: Any) -> None:
@@ -46,8 +51,9 @@ async def _list(arguments: argparse.Namespace, settings: Settings) -> int:
     where = filter_of(arguments, WallClock().now())
     async with open_journal(settings.store_url, writable=False) as journal:
         if arguments.after is not None and await row_of(journal, arguments.after) is None:
-            raise BadSettings(f"after: no job {arguments.after!r}: give the last id of a page, or leave it out")
+            raise OpsError(f"after: no job {arguments.after!r}: give the last id of a page, or leave it out")
         found = await journal.jobs(where, after=arguments.after, limit=arguments.limit + 1)
+        unreadable = [row.id async for row in unreadable_rows(journal, where)]
     rows = found[: arguments.limit]
     if arguments.ids_only:
         _show_ids([row.id for row in rows], as_json=arguments.json)
@@ -56,7 +62,7 @@ async def _list(arguments: argparse.Namespace, settings: Settings) -> int:
         show([{name: row[name] for name in row if name != "open"} for row in shown], as_json=arguments.json)
     if len(found) > arguments.limit:
         note(f"there are more: --after {rows[-1].id}")
-    return 0
+    return note_unreadable(unreadable)
 
 
 def _show_ids(ids: list[str], *, as_json: bool) -> None:
@@ -68,6 +74,7 @@ def _show_ids(ids: list[str], *, as_json: bool) -> None:
 
 async def _show(arguments: argparse.Namespace, settings: Settings) -> int:
     async with open_journal(settings.store_url, writable=False) as journal:
+        await sound_log(journal, arguments.job)
         job = await _job(journal, arguments.job)
     show_one(msgspec.to_builtins(job) | {"status": views.status(job)}, as_json=arguments.json)
     return 0
@@ -83,29 +90,27 @@ async def _job(journal: Journal, job_id: str) -> Job:
 
 async def _events(arguments: argparse.Namespace, settings: Settings) -> int:
     async with open_journal(settings.store_url, writable=False) as journal:
-        show([_told(event) async for event in _history(journal, arguments.job)], as_json=arguments.json)
+        events = [told(event, *COLUMNS) async for event in check.history(journal, stream(arguments.job))]
+        problem = await audit_stream(journal, stream(arguments.job))
+    if not events and problem is None:
+        raise JobNotFound(arguments.job)
+    show(events, as_json=arguments.json)
+    if problem is not None:  # whoever looks for what was altered wants to see all of it
+        raise AlteredLog(arguments.job, problem)
     return 0
 
 
 async def _steps(arguments: argparse.Namespace, settings: Settings) -> int:
     async with open_journal(settings.store_url, writable=False) as journal:
-        history = [facts.decode(event) async for event in _history(journal, arguments.job)]
+        history = [facts.decode(event) for event in await sound_log(journal, arguments.job)]
     steps = course.steps(course.course(history))
-    show([_step(number, step) for number, step in enumerate(steps, start=1)], as_json=arguments.json)
+    pins = replay(history).pins
+    shown = [_step(number, step, pinned=number in pins) for number, step in enumerate(steps, start=1)]
+    show(shown, as_json=arguments.json)
     return 0
 
 
-async def _history(journal: Journal, job: str) -> AsyncIterator[Event]:
-    """Raises JobNotFound."""
-    there = False
-    async for event in check.history(journal, stream(job)):
-        there = True
-        yield event
-    if not there:
-        raise JobNotFound(job)
-
-
-def _step(number: int, step: StepCompleted) -> dict[str, Any]:
+def _step(number: int, step: StepCompleted, *, pinned: bool) -> dict[str, Any]:
     digests = {name: ref.digest for name, ref in step.tensors.items()}
     return {
         "number": number,
@@ -114,18 +119,8 @@ def _step(number: int, step: StepCompleted) -> dict[str, Any]:
         "kind": step.kind,
         "worker": step.worker,
         "seconds": step.seconds,
+        "pinned": pinned,
         "digests": digests | {ref.name: ref.digest for ref in step.artifacts},
-    }
-
-
-def _told(event: Event) -> dict[str, Any]:
-    return {
-        "position": event.position,
-        "version": event.version,
-        "epoch": event.epoch,
-        "at": event.at,
-        "type": event.type,
-        "data": msgspec.to_builtins(facts.decode(event)),
     }
 
 
@@ -134,7 +129,7 @@ def _told(event: Event) -> dict[str, Any]:
 
 async def _watch(arguments: argparse.Namespace, settings: Settings) -> int:
     async with open_journal(settings.store_url, writable=False) as journal:
-        await _job(journal, arguments.job)
+        await sound_log(journal, arguments.job)
         async for event in _followed(settings, journal, arguments.job):
             show_line(event, as_json=arguments.json)
         ended = await _job(journal, arguments.job)
@@ -160,7 +155,7 @@ async def _polled(journal: Journal, job: str, after: int) -> AsyncIterator[dict[
         ended = (await _job(journal, job)).terminal  # asked first: an end between the two would go unread
         async for event in check.history(journal, stream(job), after=after):
             after = event.position
-            yield {name: value for name, value in _told(event).items() if name != "epoch"}  # as an engine tells it
+            yield told(event, *AS_AN_ENGINE_TELLS_IT)
         if ended:
             return
         await anyio.sleep(POLL_S)

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from engine import share
 from engine.check import rows
 from ops.admin.parser import command
 from ops.errors import OpsError
@@ -35,7 +36,7 @@ async def _lease(journal: Journal, row: EngineRow) -> dict[str, Any]:
         "url": row.url,
         "left_s": round(row.left_s, 3),
         "live": row.left_s > 0,
-        "models": row.models,
+        "models": share.names(row),
         "jobs": len(owned),
     }
 

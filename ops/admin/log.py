@@ -10,19 +10,21 @@ from typing import IO, Any
 import anyio
 import msgspec
 
-from engine import events as facts
 from engine.actor import stream
 from engine.audit import Audit, audit, audit_stream, everything
 from engine.check import history
-from engine.errors import HistoryError, JobNotFound
+from engine.errors import JobNotFound
 from ops.admin.parser import command, positive, whole
-from ops.errors import OpsError
+from ops.admin.telling import told
+from ops.errors import BadSettings
 from ops.settings import Settings
 from ops.tables import note, show, show_json, show_line
 from store.journal import Event, Journal
 from store.open import open_journal
 
 POLL_S = 0.5
+
+COLUMNS = ("position", "stream", "version", "at", "type")
 
 
 def add(log: Any) -> None:
@@ -48,7 +50,7 @@ async def _tail(arguments: argparse.Namespace, settings: Settings) -> int:
         while True:
             async for event in events:
                 after = event.position
-                show_line(_told(event), as_json=arguments.json)
+                show_line(told(event, *COLUMNS), as_json=arguments.json)
             if not arguments.follow:
                 return 0
             await anyio.sleep(POLL_S)
@@ -71,21 +73,6 @@ async def _newest(journal: Journal, name: str | None, limit: int) -> AsyncIterat
         back *= 4
     for event in found:
         yield event
-
-
-def _told(event: Event) -> dict[str, Any]:
-    try:
-        data = msgspec.to_builtins(facts.decode(event))
-    except HistoryError as error:
-        data = {"unreadable": str(error)}
-    return {
-        "position": event.position,
-        "stream": event.stream,
-        "version": event.version,
-        "at": event.at,
-        "type": event.type,
-        "data": data,
-    }
 
 
 async def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -124,4 +111,4 @@ def _opened(out: Path | None) -> AbstractContextManager[IO[str] | None]:
     try:
         return nullcontext() if out is None else out.open("w")
     except OSError as error:
-        raise OpsError(f"out: cannot write {out}: {error.strerror}; choose another file") from error
+        raise BadSettings(f"out: cannot write {out}: {error.strerror}; choose another file") from error

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -9,27 +10,51 @@ from collections.abc import Sequence
 import anyio
 
 from engine.errors import EngineError
+from ops import cli
 from ops.admin import bundles, courses, db, doctor, gc, jobs, leases, log, replay, sql, verbs, workers
 from ops.admin.parser import Parser, group
-from ops.cli import run_command, settings_from
-from ops.errors import OpsError
+from ops.errors import BadSettings
 from ops.version import VERSION
+from store.open import MEMORY
+
+KNOWN = (*cli.KNOWN, EngineError, OSError)
+"""What is said in one line. An OSError names the file and what is the matter with it."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parser().parse_args(argv)
-    run_command(functools.partial(_run, arguments))
+    cli.run_command(functools.partial(_parse_and_run, argv), KNOWN)
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _parse_and_run(argv: Sequence[str] | None) -> None:
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    settings = cli.settings_from(arguments)
+    if settings.store == MEMORY:
+        raise BadSettings(f"store: {MEMORY} ends with its process: there is nothing of it to look at")
+    logging.getLogger().setLevel(logging.ERROR)  # what an engine of this process warns of is in its answer
     try:
-        code = anyio.run(arguments.run, arguments, settings_from(arguments))
-    except EngineError as error:
-        raise OpsError(str(error)) from error
+        code = anyio.run(arguments.run, arguments, settings)
+        sys.stdout.flush()
     except BrokenPipeError:  # whoever read has had enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_stdout()
         code = 0
+    except OSError:
+        _let_go_of_stdout()  # it would be tried again at the end
+        raise
     sys.exit(code)
+
+
+def _let_go_of_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Raises BadSettings for what is no text: no store takes it, and no terminal shows it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise BadSettings(f"{word!r} is not valid UTF-8") from error
+    return parser().parse_args(words)
 
 
 def parser() -> Parser:

@@ -33,6 +33,11 @@ def command(group: Any, name: str, run: Command, what: str) -> argparse.Argument
     return parser
 
 
+SHOWN = 60
+"""Characters of what was given that are said back."""
+
+REASON_LIMIT = 1000
+
 MOST = 2**63 - 1
 """More than any table has rows, and as much as a database takes."""
 
@@ -47,20 +52,42 @@ def whole(text: str) -> int:
 
 def _number(text: str, least: int) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) < MOST):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} up")
+        raise argparse.ArgumentTypeError(f"{shortly(text)!r} is not a number from {least} up")
     return int(text)
+
+
+LONGEST_S = 36_500 * 86_400
+"""A hundred years: every database and every clock can count so far."""
 
 
 def duration(text: str) -> float:
     """In seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 15m, 2h or 7d")
-    return float(found[1]) * UNIT_S[found[2]]
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text, re.ASCII)
+    seconds = float(found[1]) * UNIT_S[found[2]] if found is not None else LONGEST_S + 1
+    if seconds > LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{shortly(text)!r} is no time such as 90s, 15m, 2h or 7d, up to 36500d")
+    return seconds
+
+
+def some_time(text: str) -> float:
+    """In seconds, more than none."""
+    if not (seconds := duration(text)):
+        raise argparse.ArgumentTypeError(f"{shortly(text)!r} is no time at all: give one such as 30s")
+    return seconds
+
+
+def reason(text: str) -> str:
+    if len(text) > REASON_LIMIT or "\0" in text:
+        raise argparse.ArgumentTypeError(f"it has {len(text)} characters: up to {REASON_LIMIT} are kept, and no NUL")
+    return text
+
+
+def shortly(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def entry(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{shortly(text)!r} is not KEY=VALUE")
     return key, value

@@ -9,12 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from cards.errors import CardError
 from engine.check import rows
+from engine.errors import EngineError
 from engine.replay import Difference, Verdict
 from ops.admin.parser import command, whole
 from ops.admin.selection import ENDED
 from ops.errors import BadSettings
-from ops.replay import diff_jobs, verify_bundle, verify_job
+from ops.replay import Progress, diff_jobs, verify_bundle, verify_job
 from ops.settings import Settings
 from ops.tables import note, show_json
 from store.journal import JobFilter
@@ -36,22 +38,34 @@ async def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
     if sum((arguments.job is not None, arguments.all, arguments.corpus is not None)) != 1:
         raise BadSettings("job: give an id, or --all, or --corpus")
     jobs = await _wanted(arguments, settings)
-    told = []
+    told: list[dict[str, Any]] = []
     with Console(stderr=True).status("loading") as status:
         for job in jobs:
             progress = functools.partial(_progress, status, str(job))
-            if isinstance(job, Path):
-                verdict, changes = await verify_bundle(settings, job, progress, from_step=arguments.from_step)
-            else:
-                verdict, changes = await verify_job(settings, job, progress, from_step=arguments.from_step)
+            try:
+                verdict, changes = await _verify_one(settings, job, progress, arguments.from_step)
+            except (EngineError, CardError) as error:
+                if arguments.job is not None:
+                    raise
+                note(f"error: {error}")  # and on with the others
+                told.append({"verdict": None, "equal": False, "changes": [], "error": str(error)})
+                continue
             told.append({"verdict": verdict, "equal": verdict.equal, "changes": changes})
             if not arguments.json:
                 _say(verdict, changes)
     if arguments.json:
         show_json(told if arguments.job is None else told[0])
     elif arguments.job is None:
-        note(f"{len(told)} jobs, {sum(not one['equal'] for one in told)} of them differ")
+        note(_summary(told))
     return 0 if all(one["equal"] for one in told) else 1
+
+
+async def _verify_one(
+    settings: Settings, job: str | Path, progress: Progress, from_step: int
+) -> tuple[Verdict, list[str]]:
+    if isinstance(job, Path):
+        return await verify_bundle(settings, job, progress, from_step=from_step)
+    return await verify_job(settings, job, progress, from_step=from_step)
 
 
 async def _wanted(arguments: argparse.Namespace, settings: Settings) -> Sequence[str | Path]:
@@ -74,6 +88,13 @@ async def _diff(arguments: argparse.Namespace, settings: Settings) -> int:
         print(f"part at {_place(difference)}\n  {arguments.ours}  {difference.logged}")
         print(f"  {arguments.theirs}  {difference.found}")
     return 0 if difference is None else 1
+
+
+def _summary(told: list[dict[str, Any]]) -> str:
+    unsound = sum(one["verdict"] is None for one in told)
+    differ = sum(not one["equal"] for one in told) - unsound
+    also = f", {unsound} could not be verified" if unsound else ""
+    return f"{len(told)} jobs, {differ} of them differ{also}"
 
 
 def _progress(status: Status, job: str, node: str, step: int) -> None:

@@ -1,13 +1,16 @@
 """Which jobs a command is about: those that are named, or those that a filter finds."""
 
 import argparse
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+
+from msgspec.structs import replace
 
 from engine import views
 from engine.check import rows
 from engine.job import TERMINAL
 from ops.admin.parser import duration, entry, positive
 from ops.errors import BadSettings
+from ops.tables import note
 from store.journal import JobFilter, JobRow, Journal
 
 PAGE = 1000
@@ -58,6 +61,18 @@ async def selected(
         return {job: await row_of(journal, job) for job in arguments.jobs}
     where = filter_of(arguments, now)
     return {row.id: row async for row in rows(journal, where) if row.status in statuses}
+
+
+def unreadable_rows(journal: Journal, where: JobFilter) -> AsyncIterator[JobRow]:
+    """Those of which nobody can say whether a filter by metadata means them."""
+    return rows(journal, replace(where, metadata={}, unreadable=True))
+
+
+def note_unreadable(jobs: Collection[str]) -> int:
+    """A line for each, and the exit code."""
+    for job in jobs:
+        note(f"error: {job}: metadata: no JSON object in the job list; `engine-admin db check` writes the list anew")
+    return 1 if jobs else 0
 
 
 async def row_of(journal: Journal, job: str) -> JobRow | None:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio.to_thread
 
 from engine.clock import WallClock
-from ops.admin.parser import command, duration, positive
+from ops.admin.parser import command, positive, some_time
 from ops.errors import BadSettings
 from ops.settings import Settings
 from ops.tables import note, show
@@ -23,7 +23,7 @@ def add(nouns: Any) -> None:
     parser = command(nouns, "sql", _sql, "ask the store with one SELECT; nothing can be changed")
     parser.add_argument("statement")
     parser.add_argument("--limit", type=positive, default=1000, help="rows to show (default 1000)")
-    parser.add_argument("--timeout", type=duration, default=30.0, metavar="30s", help="how long it may take")
+    parser.add_argument("--timeout", type=some_time, default=30.0, metavar="30s", help="how long it may take")
 
 
 async def _sql(arguments: argparse.Namespace, settings: Settings) -> int:

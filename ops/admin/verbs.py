@@ -15,14 +15,14 @@ from engine.clock import WallClock
 from engine.verbs import ALLOWED
 from engine.views import STATUS
 from ops.admin import bulk
-from ops.admin.parser import command
-from ops.admin.selection import check, filter_flags, row_of, selected
+from ops.admin.parser import command, reason
+from ops.admin.selection import check, filter_flags, filter_of, note_unreadable, row_of, selected, unreadable_rows
 from ops.live import Engines, LiveEngine, live_engines, reached
 from ops.offline import offline
 from ops.remote import Remote
 from ops.settings import Settings
 from ops.tables import show
-from store.journal import JobRow
+from store.journal import JobRow, Journal
 from store.open import open_journal
 
 Ask = Callable[[Remote, str, argparse.Namespace], Awaitable[str]]
@@ -69,7 +69,7 @@ def add(jobs: Any) -> None:
         filter_flags(parser)
         parser.add_argument("--dry-run", action="store_true", help="only say which")
         if verb.reasoned:
-            parser.add_argument("--reason", default="", metavar="TEXT", help="for whoever reads the log")
+            parser.add_argument("--reason", type=reason, default="", metavar="TEXT", help="for whoever reads the log")
 
 
 async def _run(name: str, arguments: argparse.Namespace, settings: Settings) -> int:
@@ -79,16 +79,24 @@ async def _run(name: str, arguments: argparse.Namespace, settings: Settings) -> 
     async with open_journal(settings.store_url, writable=False) as journal:
         found = await selected(journal, arguments, WallClock().now(), statuses)
         live = await live_engines(settings, journal)
+        unsure = await _unsure(journal, arguments)
+    code = note_unreadable(unsure)
     if arguments.dry_run:
         show([{"job": job, "status": row and row.status} for job, row in found.items()], as_json=arguments.json)
-        return 0
+        return code
 
     def act(job: str) -> Awaitable[str]:
         return VERBS[name].ask(engines.owning(_owner(found[job])), job, arguments)
 
     async with _engines(settings, live) as engines:
         results = await bulk.each(found, act)
-    return bulk.report(results, as_json=arguments.json)
+    return bulk.report(results, as_json=arguments.json) or code
+
+
+async def _unsure(journal: Journal, arguments: argparse.Namespace) -> list[str]:
+    if not arguments.metadata:
+        return []
+    return [row.id async for row in unreadable_rows(journal, filter_of(arguments, WallClock().now()))]
 
 
 def _owner(row: JobRow | None) -> str | None:

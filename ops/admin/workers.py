@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ops.admin.parser import command
+from ops.admin.parser import command, reason
 from ops.errors import NoEngine, OpsError
 from ops.live import Engines, live_engines, reached
 from ops.remote import Remote
@@ -20,7 +20,7 @@ def add(workers: Any) -> None:
     drain.add_argument("worker")
     fence = command(workers, "fence", _fence, "give a worker up at once: what it still says decides nothing")
     fence.add_argument("worker")
-    fence.add_argument("--reason", default="", metavar="TEXT", help="for the log")
+    fence.add_argument("--reason", type=reason, default="", metavar="TEXT", help="for the log")
 
 
 async def _list(arguments: argparse.Namespace, settings: Settings) -> int:

@@ -5,11 +5,11 @@ import os
 import re
 import tempfile
 from collections.abc import Container, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 
-from store.blobs.disk import Disk, locked, make_folders, name_of, unavailable_when_refused
-from store.blobs.port import Blobs, Stored, Swept, digest_of, total, verified
+from store.blobs.disk import Disk, locked, make_folders, unavailable_when_refused
+from store.blobs.folder import FolderBlobs
+from store.blobs.port import Stored, Swept, digest_of, total, verified
 from store.errors import MissingBlob
 
 FOLDERS = [f"{number:02x}" for number in range(256)]
@@ -19,7 +19,7 @@ UNFINISHED = re.compile(r"\.[a-z0-9_]{8}")
 """What a writer is at, or was when it was killed."""
 
 
-class FileBlobs(Blobs):
+class FileBlobs(FolderBlobs):
     """In 256 folders by the first two characters of the digest.
 
     A put holds its folder's lock together with other puts, a sweep alone, folder by folder: a file is never removed
@@ -27,14 +27,8 @@ class FileBlobs(Blobs):
     """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
-        self._root = root
-        self._disk = disk or Disk()
+        super().__init__(root, disk)
         self._made = False
-
-    @cached_property
-    def name(self) -> str:
-        with unavailable_when_refused():
-            return name_of(self._root)
 
     def put_named(self, blobs: Mapping[str, bytes]) -> None:
         with unavailable_when_refused():

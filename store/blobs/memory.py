@@ -15,7 +15,17 @@ class MemoryBlobs(Blobs):
         """Without a clock no blob ever grows old."""
         self._data: dict[str, bytes] = {}
         self._put_at: dict[str, float] = {}
+        self._marks: set[str] = set()
         self._now = now
+
+    def marks(self) -> set[str]:
+        return set(self._marks)
+
+    def mark(self, name: str) -> None:
+        self._marks.add(name)
+
+    def unmark(self, name: str) -> None:
+        self._marks.discard(name)
 
     def put_named(self, blobs: Mapping[str, bytes]) -> None:
         self._data |= blobs

@@ -20,6 +20,8 @@ from obstore.store import ObjectStore
 from store.blobs.port import Blobs, Stored, Swept, digest_of
 from store.errors import CorruptBlob, MissingBlob, StoreUnavailable
 
+MARKS = "marks"
+"""Where other objects have their digest."""
 AT_ONCE = 8
 LOOKS = 3
 BATCH = 1000
@@ -45,6 +47,19 @@ class ObjectBlobs(Blobs):
             with suppress(AlreadyExistsError, FileExistsError):
                 obstore.put(self._store, "name", secrets.token_hex(16).encode(), mode="create", use_multipart=False)
             return bytes(obstore.get(self._store, "name").bytes()).decode()
+
+    def marks(self) -> set[str]:
+        with _unavailable_when_refused():
+            found = [one["path"] for batch in obstore.list(self._store, MARKS) for one in batch]
+        return {path.rpartition("/")[2] for path in found}
+
+    def mark(self, name: str) -> None:
+        with _unavailable_when_refused():
+            obstore.put(self._store, f"{MARKS}/{name}", b"", use_multipart=False)
+
+    def unmark(self, name: str) -> None:
+        with _unavailable_when_refused(), suppress(FileNotFoundError):
+            obstore.delete(self._store, f"{MARKS}/{name}")
 
     def put_named(self, blobs: Mapping[str, bytes]) -> None:
         with _unavailable_when_refused(), ThreadPoolExecutor(AT_ONCE) as threads:
@@ -106,7 +121,7 @@ def _listed(store: ObjectStore, digest: str | None = None) -> Iterator[Copy]:
     for batch in obstore.list(store, digest):
         for found in batch:
             digest, _, token = found["path"].rpartition("/")
-            if token and digest:
+            if token and digest and digest != MARKS:
                 yield Copy(digest, found["path"], found["size"], found["last_modified"].timestamp())
 
 

@@ -10,12 +10,12 @@ import os
 import threading
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 
-from store.blobs.disk import Disk, make_folders, name_of, unavailable_when_refused
+from store.blobs.disk import Disk, make_folders, unavailable_when_refused
+from store.blobs.folder import FolderBlobs
 from store.blobs.index import Index, segments
-from store.blobs.port import Blobs, Stored, Swept, digest_of, total
+from store.blobs.port import Stored, Swept, digest_of, total
 from store.blobs.records import Record, scan, unbroken
 from store.blobs.segment import Segment, abandoned
 from store.errors import CorruptBlob, MissingBlob
@@ -25,20 +25,14 @@ WORTH_MOVING = 0.5
 """A segment of which no more than this share is live is made anew."""
 
 
-class PackBlobs(Blobs):
+class PackBlobs(FolderBlobs):
     def __init__(self, folder: Path, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._folder = folder
-        self._disk = disk or Disk()
+        super().__init__(folder, disk)
         self._segment_bytes = segment_bytes
         self._index = Index(folder)
         self._segment: Segment | None = None
         self._writing = threading.Lock()
         self._made = False
-
-    @cached_property
-    def name(self) -> str:
-        with unavailable_when_refused():
-            return name_of(self._folder)
 
     def put_named(self, blobs: Mapping[str, bytes]) -> None:
         if not blobs:
@@ -73,7 +67,7 @@ class PackBlobs(Blobs):
 
     def listing(self, now: float) -> Iterator[Stored]:
         with unavailable_when_refused():
-            for path, found in segments(self._folder).items():
+            for path, found in segments(self._root).items():
                 with suppress(FileNotFoundError), path.open("rb") as file:
                     for record in scan(file.fileno()):
                         yield Stored(record.digest, record.nbytes, now - found.st_mtime)
@@ -82,13 +76,13 @@ class PackBlobs(Blobs):
         with unavailable_when_refused():
             with self._writing:
                 self._end()
-            return total([self._sweep(path, live, now - grace_s, dry_run) for path in segments(self._folder)])
+            return total([self._sweep(path, live, now - grace_s, dry_run) for path in segments(self._root)])
 
     def _begin(self) -> Segment:
         if not self._made:
-            make_folders(self._folder.parent, [self._folder.name], self._disk)
+            make_folders(self._root.parent, [self._root.name], self._disk)
             self._made = True
-        self._segment = Segment(self._folder, self._disk)
+        self._segment = Segment(self._root, self._disk)
         return self._segment
 
     def _end(self) -> None:

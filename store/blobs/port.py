@@ -65,6 +65,18 @@ class Blobs(Protocol):
         """The file with these bytes and no others, where there is one."""
         ...
 
+    def marks(self) -> set[str]:
+        """Names that were left beside the blobs, for whoever sweeps. Raises StoreUnavailable."""
+        ...
+
+    def mark(self, name: str) -> None:
+        """Leave one, durably, of letters, digits, dots and dashes. Raises StoreUnavailable."""
+        ...
+
+    def unmark(self, name: str) -> None:
+        """Take one away, if it is there. Raises StoreUnavailable."""
+        ...
+
     def listing(self, now: float) -> Iterator[Stored]:
         """All that is there; a blob that is kept twice may be listed twice. Raises StoreUnavailable."""
         ...
@@ -83,7 +95,11 @@ def digest_of(data: bytes) -> str:
 
 def verified(digest: str, data: bytes) -> bytes:
     """The data, if they are what the digest names. Raises CorruptBlob."""
-    if digest_of(data) != digest:
+    try:
+        found = digest_of(data)
+    except TypeError as error:  # SQLite keeps whatever type somebody puts into a column
+        raise CorruptBlob(digest) from error
+    if found != digest:
         raise CorruptBlob(digest)
     return data
 

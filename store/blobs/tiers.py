@@ -22,6 +22,15 @@ class Tiers(Blobs):
     def name(self) -> str:
         return self._large.name
 
+    def marks(self) -> set[str]:
+        return self._large.marks()
+
+    def mark(self, name: str) -> None:
+        self._large.mark(name)
+
+    def unmark(self, name: str) -> None:
+        self._large.unmark(name)
+
     def put_named(self, blobs: Mapping[str, bytes]) -> None:
         small = {digest: data for digest, data in blobs.items() if len(data) < self._limit}
         large = {digest: data for digest, data in blobs.items() if len(data) >= self._limit}

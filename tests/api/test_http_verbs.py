@@ -80,6 +80,23 @@ async def test_a_job_is_rewound_to_a_step(running: Running, http: httpx.AsyncCli
     assert (rewound["to_step"], rewound["standing"]["place"]["step"], rewound["reason"]) == (2, 1, "look again")
 
 
+async def test_a_step_is_pinned_and_unpinned_and_the_job_shows_it(running: Running, http: httpx.AsyncClient) -> None:
+    job = await submitted(http)
+    await running.ended(job)
+
+    pinned = await act(http, job, "pin", {"step": 2, "reason": "to fork from"})
+    again = await act(http, job, "pin", {"step": 2})
+    shown = (await http.get(f"/v1/jobs/{job}")).json()["pins"]
+    unpinned = await act(http, job, "unpin", {"step": 2})
+    beyond = await act(http, job, "pin", {"step": ALL + 1})
+
+    assert (pinned.status_code, pinned.json()) == (200, {"id": job, "outcome": "done", "status": "completed"})
+    assert (again.json()["outcome"], unpinned.json()["outcome"], shown) == ("unchanged", "done", [2])
+    assert (await http.get(f"/v1/jobs/{job}")).json()["pins"] == []
+    assert (beyond.status_code, beyond.json()["error"]["code"]) == (422, "no_such_step")
+    assert beyond.json()["error"]["param"] == "step"
+
+
 async def test_a_fork_is_accepted_like_a_job_and_names_its_parent(running: Running, http: httpx.AsyncClient) -> None:
     parent = await submitted(http)
     await running.ended(parent)
@@ -226,6 +243,10 @@ BODIES: list[tuple[str, Any, int, str | None]] = [
     ("rewind", {"to_step": 99}, 422, "to_step"),
     ("rewind", {"to_step": 0, "step": 1}, 400, "step"),
     ("rewind", [], 400, None),
+    ("pin", {}, 400, "step"),
+    ("pin", {"step": -1}, 422, "step"),
+    ("pin", {"step": 99}, 422, "step"),
+    ("unpin", {"step": 1, "reason": ""}, 400, "reason"),
     ("fork", {}, 400, "at_step"),
     ("fork", {"at_step": 99}, 422, "at_step"),
     ("fork", {"at_step": None}, 400, "at_step"),
@@ -271,16 +292,17 @@ async def test_a_field_that_cannot_be_set_is_told_those_that_can(http_idle: http
     assert "prompt, negative_prompt, seed, steps, guidance" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("verb", [*REASONED, *BARE, "rewind", "fork", "migrate"])
+@pytest.mark.parametrize("verb", [*REASONED, *BARE, "rewind", "fork", "migrate", "pin", "unpin"])
 async def test_a_verb_on_an_unknown_job_is_not_found(http_idle: httpx.AsyncClient, verb: str) -> None:
-    body = {"rewind": {"to_step": 0}, "fork": {"at_step": 0}, "migrate": {"to": "engine:other"}}.get(verb)
+    bodies = {"rewind": {"to_step": 0}, "fork": {"at_step": 0}, "migrate": {"to": "engine:other"}}
+    body = (bodies | {"pin": {"step": 1}, "unpin": {"step": 1}}).get(verb)
 
     for unknown in ("nope", "x" * 500, "%00"):
         answer = await act(http_idle, unknown, verb, body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found"), unknown
 
 
-@pytest.mark.parametrize("verb", [*REASONED, "rewind", "fork", "migrate"])
+@pytest.mark.parametrize("verb", [*REASONED, "rewind", "fork", "migrate", "pin"])
 async def test_a_body_that_is_no_json_is_told_what_to_be(http_idle: httpx.AsyncClient, verb: str) -> None:
     job = await submitted(http_idle)
 
@@ -298,5 +320,13 @@ async def test_the_document_says_which_bodies_may_be_left_out(http_idle: httpx.A
         if "requestBody" in told.get("post", {})
     }
 
-    assert {name for name, needed in required.items() if needed} == {"jobs", "fork", "rewind", "migrate", "moved"}
+    assert {name for name, needed in required.items() if needed} == {
+        "jobs",
+        "fork",
+        "rewind",
+        "migrate",
+        "moved",
+        "pin",
+        "unpin",
+    }
     assert {name for name, needed in required.items() if not needed} == {*REASONED, "fence", "gc"}

@@ -10,7 +10,7 @@ from blake3 import blake3
 from msgspec import Struct
 from obstore.store import LocalStore, MemoryStore
 
-from store.blobs import Blobs, FileBlobs, MemoryBlobs, PackBlobs, Stored, Swept, digest_of, open_blobs
+from store.blobs import Blobs, FileBlobs, MemoryBlobs, PackBlobs, Stored, Swept, digest_of, open_blobs, tenants
 from store.blobs.objects import ObjectBlobs
 from store.errors import CorruptBlob, MissingBlob
 from tests.s3 import new_bucket, variables
@@ -213,6 +213,45 @@ def test_others_read_on_while_one_sweeps(kind: Kind) -> None:
 
     assert [reader.get(digest) for digest in live] == some("live")
     assert not reader.has(digest_of(some("dead")[0]))
+
+
+def test_a_mark_is_there_for_all_until_it_is_taken_away(kind: Kind) -> None:
+    blobs, another = kind.open(), kind.open()
+    assert blobs.marks() == set()
+
+    for name in ("journal-1a", "journal-2b", "journal-1a"):
+        blobs.mark(name)
+    assert another.marks() == {"journal-1a", "journal-2b"}
+    for name in ("journal-1a", "journal-1a", "nobody-s"):
+        another.unmark(name)
+
+    assert blobs.marks() == {"journal-2b"}
+
+
+def test_a_mark_is_no_blob_and_no_sweep_takes_it(blobs: Blobs) -> None:
+    blobs.put_many(some("dead"))
+    blobs.mark("journal-1a")
+
+    assert len(list(blobs.listing(later()))) == 2
+    assert blobs.sweep((), grace_s=0, now=later()).blobs == 2
+
+    assert blobs.marks() == {"journal-1a"}
+    assert list(blobs.listing(later())) == []
+    assert not blobs.has("marks")
+
+
+def test_a_sweep_asks_who_else_has_bytes_here(kind: Kind) -> None:
+    blobs, another = kind.open(), kind.open()
+    blobs.mark("something-else")
+
+    tenants.move_in(blobs, "1a")
+    assert tenants.others(blobs, "1a") == set()
+    tenants.move_in(another, "2b")
+    assert tenants.others(blobs, "1a") == {"2b"}
+    assert tenants.others(another, "2b") == {"1a"}
+    tenants.move_out(blobs, "2b")
+
+    assert tenants.others(blobs, "1a") == set()
 
 
 def test_where_nothing_was_put_there_is_nothing_to_sweep(blobs: Blobs) -> None:

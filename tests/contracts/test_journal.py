@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from blake3 import blake3
 from msgspec.structs import replace
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import Connection, NullPool, create_engine, text
 
 from store.chain import broken
 from store.errors import CorruptBlob, KeyTaken, LeaseLost, StreamConflict
@@ -33,6 +33,7 @@ from store.journal import (
     StreamCopy,
 )
 from store.open import open_journal
+from store.upkeep import go_on_purging
 
 ON_SQL = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 
@@ -91,9 +92,13 @@ def blob(data: bytes) -> Blob:
 
 def change(url: str, statement: str) -> None:
     """Do behind the journal's back what it would never do."""
-    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
-    with engine.begin() as connection:
+    with connected(url) as connection:
         connection.execute(text(statement))
+
+
+def connected(url: str) -> AbstractContextManager[Connection]:
+    """A transaction of another program."""
+    return create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool).begin()
 
 
 def bodies(events: list[Event] | tuple[Event, ...]) -> list[bytes]:
@@ -775,6 +780,22 @@ async def test_a_purge_that_was_cut_off_is_gone_for_readers_and_can_be_finished(
     assert (await journal.append(write("a", 0, b"x"))).version == 1
 
 
+@ON_SQL
+async def test_whoever_is_late_with_a_purge_takes_nothing_of_the_stream_that_came_after(
+    journal: Journal, url: str
+) -> None:
+    """Two purge a stream at once, and its name is in use again before the slower one has come to its end."""
+    await journal.append(write("a", 0, b"1", b"2"))
+    await journal.purge("a", expected=2, epoch=0)
+    await journal.append(write("a", 0, b"new"))
+
+    with connected(url) as connection:
+        assert not go_on_purging(connection, "a")
+
+    assert [event.body for event in await journal.read("a")] == [b"new"]
+    assert await journal.load("a") is not None
+
+
 async def test_inline_blobs_are_listed_and_dropped_but_for_those_that_just_came(journal: Journal) -> None:
     old, new = sorted([blob(b"one"), blob(b"two")], key=lambda blob: blob.digest)
     await journal.append(write("a", 0, b"1", blobs=(old, new)))
@@ -809,3 +830,21 @@ async def test_a_store_is_counted(journal: Journal) -> None:
     assert replace(counted, nbytes=None) == StoreStatistics(
         streams=2, events=3, checkpoints=1, jobs=2, open_jobs=1, blobs=1, blob_bytes=3, last_position=3, nbytes=None
     )
+
+
+# -- its name -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_store_has_a_name_of_its_own(journal: Journal, tmp_path: Path) -> None:
+    async with open_journal(f"sqlite:///{tmp_path}/other.db") as other:
+        assert await journal.identity() == await journal.identity()
+        assert await journal.identity() != await other.identity()
+
+
+@ON_SQL
+async def test_a_store_keeps_its_name(url: str) -> None:
+    async with open_journal(url) as journal:
+        name = await journal.identity()
+
+    async with open_journal(url, writable=False) as again:
+        assert await again.identity() == name

@@ -62,6 +62,14 @@ def sweep(*live: bytes) -> Call:
     return call
 
 
+def hold_lease(engine: str) -> Call:
+    return lambda store: store.journal.hold_lease(engine, ttl_s=600, url=f"http://{engine}", models=["toy"])
+
+
+def end_lease(engine: str) -> Call:
+    return lambda store: store.journal.end_lease(engine)
+
+
 def replace_rows(rows: Sequence[JobRow]) -> Call:
     return lambda store: store.journal.replace_rows(rows)
 

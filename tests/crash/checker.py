@@ -41,6 +41,9 @@ class Sight(Struct, frozen=True):
     log: list[Any]
     rows: list[Any]
     keys: list[tuple[str, str] | None]
+    engines: list[tuple[str, str, tuple[str, ...], bool]]
+    """The last says whether the lease is live."""
+
     small: dict[str, bytes]
     large: frozenset[str]
 
@@ -53,6 +56,7 @@ async def sight(journal: Journal, blobs: Blobs) -> Sight:
         log=await journal.read_all(limit=100_000),
         rows=await journal.jobs(limit=100_000),
         keys=[await journal.job_of_key(key) for key in KEYS],
+        engines=[(e.name, e.url, e.models, e.left_s > 0) for e in await journal.engines()],
         small=await journal.blobs([digest_of(data) for data in SMALL]),
         large=frozenset(digest_of(data) for data in LARGE if _whole(blobs, data)),
     )
@@ -88,7 +92,7 @@ def _is(found: Sight, expected: Sight) -> bool:
 
 
 def _but_large(sight: Sight) -> list[Any]:
-    return [sight.streams, sight.log, sight.rows, sight.keys, sight.small]
+    return [sight.streams, sight.log, sight.rows, sight.keys, sight.engines, sight.small]
 
 
 def _differences(found: Sight, expected: Sequence[Sight]) -> list[str]:
@@ -100,10 +104,10 @@ def _differences(found: Sight, expected: Sequence[Sight]) -> list[str]:
 
 def _different_fields(found: Sight, expected: Sight) -> list[str]:
     fields = [(name, getattr(found, name), getattr(expected, name)) for name in found.__struct_fields__]
-    return [f"{name} is {_short(ours)}, not {_short(theirs)}" for name, ours, theirs in fields if ours != theirs]
+    return [f"{name} is {short(ours)}, not {short(theirs)}" for name, ours, theirs in fields if ours != theirs]
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     text = repr(value)
     return text if len(text) < 300 else f"{text[:300]}..."
 

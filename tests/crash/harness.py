@@ -35,9 +35,9 @@ def enumerate_points(scenario: Scenario, at_most: int | None = None) -> Report:
     return Report(len(kills), len(cuts), tuple(unclean))
 
 
-def enumerate_statements(scenario: Scenario, at_most: int | None = None) -> Report:
+def enumerate_statements(scenario: Scenario, server: str, at_most: int | None = None) -> Report:
     """The same on PostgreSQL: the client is killed around each of its statements, or loses its connection in one."""
-    with PostgresRun.of(scenario) as run:
+    with PostgresRun.of(scenario, server) as run:
         kills = _sample(list(_kills(run.record().asked)), at_most)
         return Report(len(kills), 0, tuple(_unclean(kills, run.kill)))
 

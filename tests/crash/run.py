@@ -5,7 +5,7 @@ import shutil
 import signal
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tests.crash.taps import Killer, Recorder
 from tests.crash.watch_psycopg import watch_psycopg
 from tests.crash.watch_python import watch_python
 from tests.crash.watch_sqlite import watch_sqlite
-from tests.postgres import running_postgres
+from tests.postgres import copy_of, drop, new_beside
 
 
 class Recording(Struct, frozen=True):
@@ -78,6 +78,16 @@ class Run(ABC):
                 return ["did not come so far"]
             return self._check(place, told)
 
+    def _prepare(self, url: str = "") -> None:
+        self._prepared.mkdir()
+        result_of(lambda: anyio.run(self._scenario.prepare, Place(self._prepared, url)), type(None))
+
+    @contextmanager
+    def _copied_folder(self, target: Path) -> Iterator[None]:
+        with _removed(target):
+            shutil.copytree(self._prepared, target)
+            yield
+
     def _note(self) -> Tell:
         fd = os.open(self._notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         write = os.write  # the one that nobody watches
@@ -111,8 +121,7 @@ class FileRun(Run):
     def of(cls, scenario: Scenario) -> Iterator["FileRun"]:
         with _folder() as folder:
             run = cls(scenario, folder)
-            run._prepared.mkdir()
-            result_of(lambda: anyio.run(scenario.prepare, Place(run._prepared)), type(None))
+            run._prepare()
             yield run
 
     def cut(self, log: Sequence[Operation], cut: Cut) -> list[str]:
@@ -128,8 +137,7 @@ class FileRun(Run):
 
     @contextmanager
     def _copy(self, target: Path) -> Iterator[Place]:
-        with _removed(target):
-            shutil.copytree(self._prepared, target)
+        with self._copied_folder(target):
             yield Place(target)
 
     def _watch(self, place: Place, tap: Tap) -> None:
@@ -138,25 +146,33 @@ class FileRun(Run):
 
 
 class PostgresRun(Run):
-    """Each time in a database of its own."""
+    """Each time in a database of its own, a copy of the one that was prepared."""
 
-    def __init__(self, scenario: Scenario, folder: Path, new_database: Callable[[], str]) -> None:
+    def __init__(self, scenario: Scenario, folder: Path, prepared: str) -> None:
         super().__init__(scenario, folder)
-        self._new_database = new_database
+        self._template = prepared
 
     @classmethod
     @contextmanager
-    def of(cls, scenario: Scenario) -> Iterator["PostgresRun"]:
-        with _folder() as folder, running_postgres() as new_database:
-            yield cls(scenario, folder, new_database)
+    def of(cls, scenario: Scenario, server: str) -> Iterator["PostgresRun"]:
+        """`server` is the URL of any of its databases."""
+        template = new_beside(server)
+        try:
+            with _folder() as folder:
+                run = cls(scenario, folder, template)
+                run._prepare(template)
+                yield run
+        finally:
+            drop(template)
 
     @contextmanager
     def _copy(self, target: Path) -> Iterator[Place]:
-        with _removed(target):
-            target.mkdir()
-            place = Place(target, self._new_database())
-            result_of(lambda: anyio.run(self._scenario.prepare, place), type(None))
-            yield place
+        url = copy_of(self._template)
+        try:
+            with self._copied_folder(target):
+                yield Place(target, url)
+        finally:
+            drop(url)
 
     def _watch(self, place: Place, tap: Tap) -> None:
         watch_psycopg(tap, place.url)

@@ -1,7 +1,8 @@
-"""The scenarios. One more is one more function in `SCRIPTS`, or a `Scenario` where a script will not do."""
+"""The scenarios. One more is one more function in `SCRIPTS` or in `WORK`, or a `Scenario` where neither will do."""
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,15 +13,30 @@ import anyio
 from engine.actor import stream
 from engine.check import check
 from store.blobs import MemoryBlobs, digest_of
+from store.errors import StoreUnavailable
 from store.open import open_journal, revisions, upgrade
 from store.schema import REVISION
-from tests.crash.calls import adopt, append, job, key, put, replace_rows, row_of, small, sweep
+from tests.crash.calls import adopt, append, end_lease, hold_lease, job, key, put, replace_rows, row_of, small, sweep
 from tests.crash.checker import LARGE, SMALL, Sight, problems_after, sight
-from tests.crash.jobs import a_job
+from tests.crash.jobs import (
+    a_collection,
+    a_finished_job,
+    a_fork,
+    a_half_done_job,
+    a_job,
+    a_migration,
+    a_move,
+    a_paused_job,
+    a_takeover,
+    old_and_new_jobs,
+)
+from tests.crash.retried import Before, Work, no_jobs, retried
 from tests.crash.scenario import Place, Prepare, Scenario, Tell, nothing
 from tests.crash.script import Script, Store, scripted
+from tests.goldens import fill
+from tests.history import FOLDER
 
-OLD_STORE = Path(__file__).parent.parent / "histories" / "schema-0001.db"
+OLD_STORE = FOLDER / "schema-0001.db"
 
 # -- what is there before ---------------------------------------------------------------------------------------
 
@@ -31,7 +47,10 @@ async def an_empty_store(place: Place) -> None:
 
 
 async def an_old_store(place: Place) -> None:
-    shutil.copy(OLD_STORE, place.folder / "store.db")
+    if place.url:
+        fill(place.url, OLD_STORE)
+    else:
+        shutil.copy(OLD_STORE, place.folder / "store.db")
 
 
 # -- scripts ----------------------------------------------------------------------------------------------------
@@ -58,12 +77,15 @@ async def appends(store: Store) -> None:
 
 async def a_second_engine(store: Store) -> None:
     """It opens what the first one left, takes the streams over and goes on; what the first still sends is refused."""
-    await store.do(*(append(stream, 0, b"1", claim=True, checkpoint=b"1") for stream in "abc"))
+    await store.do(hold_lease("first"))
+    await store.do(*(append(stream, 0, b"1", claim=True, checkpoint=b"1", lease="first") for stream in "abc"))
     await store.do(append("a", 1, b"2", epoch=1), append("b", 1, b"2", epoch=1))
     await store.reopen()
-    await store.do(
-        *(append(stream, version, epoch=1, claim=True) for stream, version in (("a", 2), ("b", 2), ("c", 1)))
-    )
+    await store.do(end_lease("first"))
+    await store.do(hold_lease("second"))
+    await store.do(append("a", 2, b"late", epoch=1, lease="first"))
+    found = (("a", 2), ("b", 2), ("c", 1))
+    await store.do(*(append(stream, version, epoch=1, claim=True, lease="second") for stream, version in found))
     await store.do(append("a", 2, b"3", epoch=2), append("b", 2, b"late", epoch=1), append("c", 1, b"2", epoch=2))
 
 
@@ -123,7 +145,17 @@ SCRIPTS: dict[Script, Prepare] = {
 }
 
 
-# -- what is no script ------------------------------------------------------------------------------------------
+WORK: dict[Work, Before] = {
+    a_job: no_jobs,
+    a_takeover: a_half_done_job,
+    a_fork: a_finished_job,
+    a_migration: a_half_done_job,
+    a_collection: old_and_new_jobs,
+    a_move: a_paused_job,
+}
+
+
+# -- an upgrade -------------------------------------------------------------------------------------------------
 
 
 def an_upgrade(prepare: Prepare) -> Scenario:
@@ -131,8 +163,9 @@ def an_upgrade(prepare: Prepare) -> Scenario:
     expected = anyio.run(_upgraded, prepare)
 
     async def live(place: Place, tell: Tell) -> None:
-        upgrade(place.journal)
-        tell("upgraded")
+        with suppress(StoreUnavailable):  # a lost connection breaks it off, as a kill does
+            upgrade(place.journal)
+            tell("upgraded")
 
     async def check(place: Place, told: Sequence[str]) -> list[str]:
         problems = []
@@ -163,14 +196,30 @@ async def _list_anew(place: Place) -> None:
 
 
 def _named(scripts: Iterable[Script], where: str = "") -> dict[str, Callable[[], Scenario]]:
-    return {script.__name__.replace("_", " ") + where: partial(scripted, script, SCRIPTS[script]) for script in scripts}
+    return {_name(script) + where: partial(scripted, script, SCRIPTS[script]) for script in scripts}
 
+
+def _retried(where: str = "") -> dict[str, Callable[[], Scenario]]:
+    return {_name(work) + where: partial(retried, work, before) for work, before in WORK.items()}
+
+
+def _name(function: Callable[..., object]) -> str:
+    return function.__name__.replace("_", " ")
+
+
+THERE = " on postgresql"
+
+WORK_ON_FILES, WORK_ON_POSTGRES = _retried(), _retried(THERE)
 
 ON_FILES: dict[str, Callable[[], Scenario]] = {
     **_named(SCRIPTS),
     "an upgrade": partial(an_upgrade, an_old_store),
     "an upgrade of nothing": partial(an_upgrade, nothing),
-    "a job": partial(a_job, an_empty_store),
+    **WORK_ON_FILES,
 }
 
-ON_POSTGRES = _named((a_store_from_nothing, appends, a_new_list_of_jobs, a_purge, an_import), " on postgresql")
+ON_POSTGRES: dict[str, Callable[[], Scenario]] = {
+    **_named((a_store_from_nothing, appends, a_second_engine, a_new_list_of_jobs, a_purge, an_import), THERE),
+    f"an upgrade{THERE}": partial(an_upgrade, an_old_store),
+    **WORK_ON_POSTGRES,
+}

@@ -15,7 +15,7 @@ import anyio
 from store import sqlite
 from store.blobs import Blobs, MemoryBlobs
 from store.blobs.open import open_blobs
-from store.errors import KeyTaken, StoreUnavailable, StreamConflict
+from store.errors import KeyTaken, LeaseLost, StoreUnavailable, StreamConflict
 from store.journal import Journal
 from store.memory import MemoryJournal
 from store.open import open_journal
@@ -125,5 +125,5 @@ class Reference:
 async def _answered(answer: Awaitable[Any]) -> str:
     try:
         return repr(await answer)
-    except (StreamConflict, KeyTaken) as refusal:
+    except (StreamConflict, KeyTaken, LeaseLost) as refusal:
         return repr(refusal)

@@ -9,15 +9,19 @@ The points are gone through by a process of their own, because a test's has thre
 
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 
 import pytest
 
 from tests.crash.broken import BREAKS
-from tests.crash.scenarios import ON_FILES, ON_POSTGRES
+from tests.crash.scenarios import ON_FILES, ON_POSTGRES, WORK_ON_FILES, WORK_ON_POSTGRES
 from tests.crash.watch_sqlite import Unsupported, sqlite_library
 
 SAMPLE = 7
 """Kills and power cuts of each scenario, spread evenly; `make crash` tries all."""
+
+SAMPLE_OF_WORK = 3
+"""The same of the scenarios that run an engine, which take longer. On files `make crash` alone tries most of them."""
 
 SAMPLE_OF_BROKEN = 12
 
@@ -32,22 +36,38 @@ def _sqlite_is_a_library() -> None:
         pytest.skip("this Python has SQLite built in, so what it writes cannot be watched")
 
 
-def enumerate_points(scenario: str, sample: int, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.crash", scenario, "--at-most", str(sample), *options]
+def enumerate_points(scenarios: Collection[str], sample: int, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.crash", *scenarios, "--at-most", str(sample), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("scenario", [*ON_FILES, *ON_POSTGRES])
+@pytest.mark.parametrize("scenario", [*sorted(ON_FILES.keys() - WORK_ON_FILES.keys()), "a job"])
 def test_a_store_is_whole_after_a_crash_at_any_point(scenario: str) -> None:
-    report = enumerate_points(scenario, SAMPLE)
+    assert_clean(enumerate_points([scenario], SAMPLE))
 
+
+@pytest.fixture(scope="module")
+def server(new_database: Callable[[], str]) -> str:
+    return new_database()
+
+
+@pytest.mark.parametrize("scenario", sorted(ON_POSTGRES.keys() - WORK_ON_POSTGRES.keys()))
+def test_a_database_is_whole_after_a_crash_at_any_statement(scenario: str, server: str) -> None:
+    assert_clean(enumerate_points([scenario], SAMPLE, "--server", server))
+
+
+def test_what_is_done_to_jobs_can_be_done_again_after_a_crash_at_any_statement(server: str) -> None:
+    assert_clean(enumerate_points(WORK_ON_POSTGRES, SAMPLE_OF_WORK, "--server", server))
+
+
+def assert_clean(report: "subprocess.CompletedProcess[str]") -> None:
     assert report.returncode == 0, report.stdout + report.stderr
     assert report.stdout.endswith("points, all clean\n")
 
 
 @pytest.mark.parametrize("how", BREAKS)
 def test_a_store_that_is_broken_on_purpose_is_found_out(how: str) -> None:
-    report = enumerate_points("large blobs" if "blobs" in how else "appends", SAMPLE_OF_BROKEN, "--broken", how)
+    report = enumerate_points(["large blobs" if "blobs" in how else "appends"], SAMPLE_OF_BROKEN, "--broken", how)
 
     assert report.returncode == 1, report.stderr
     assert report.stdout.endswith(" unclean\n")

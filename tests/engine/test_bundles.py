@@ -7,12 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
+from sqlalchemy import create_engine
 
 from engine import bundle
 from engine.contents import Contents
-from engine.errors import BadBundle, GoneOn, JobExists, JobNotFound, NotAllowed
+from engine.errors import BadBundle, GoneOn, JobExists, JobNotFound, NotAllowed, Unrunnable
 from engine.job import State
 from store.chain import broken
+from store.open import open_journal
+from store.upkeep import begin_purge
+from tests import toy
 from tests.sim import Running, World, assert_unharmed, digests, request
 
 BIG = "a count big=70000"
@@ -41,6 +46,22 @@ async def held(running: Running, units: int) -> str:
     running.workers[0].open()
     await running.until(lambda: job not in running.engine.ledger.actors)
     return job
+
+
+async def test_a_job_takes_its_pins_along(tmp_path: Path) -> None:
+    here, there = World(), World()
+    async with here.engine() as running:
+        job = await held(running, 3)
+        await running.client.verbs.pin(job, 2)
+        await exported(here, job, tmp_path / "job.tar")
+
+    async with there.engine() as running:
+        await running.client.take_in(tmp_path / "job.tar")
+        await running.client.verbs.resume(job)
+
+        assert (await running.ended(job)).pins == (2,)
+        running.client._ids = lambda: "fork"
+        assert (await running.ended((await running.client.fork(job, 2)).id)).state is State.COMPLETED
 
 
 @pytest.mark.parametrize("units", range(1, ALL))
@@ -91,6 +112,28 @@ async def test_a_job_comes_back_to_where_it_was(tmp_path: Path) -> None:
         assert broken(await here.journal.read(f"job/{job}"), await here.journal.load(f"job/{job}")) is None
         with pytest.raises(JobExists):
             await first.client.take_in(tmp_path / "away.tar")
+
+
+async def test_a_job_that_was_cut_off_on_its_way_back_can_be_taken_in_again(tmp_path: Path) -> None:
+    """What was here of it is half forgotten then, and the new has not come."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_journal(url) as journal:
+        world = World(journal)
+        async with world.engine() as running:
+            job = await held(running, 2)
+            away = await exported(world, job, tmp_path / "job.tar", moved=True)
+            await running.client.verbs.move_away(job, away.version, "there")
+    with create_engine(url).begin() as connection:
+        begin_purge(connection, f"job/{job}", expected=away.version + 1, epoch=away.epoch + 1)
+
+    async with open_journal(url) as journal:
+        again = World(journal)
+        again.blobs = world.blobs
+        async with again.engine() as running:
+            await running.client.take_in(tmp_path / "job.tar")
+
+            assert (await running.ended(job)).state is State.COMPLETED
+            assert digests(await running.client.checkpoints(job)) == await whole()
 
 
 async def test_a_finished_job_is_the_same_in_another_store(tmp_path: Path) -> None:
@@ -196,6 +239,40 @@ async def test_a_bundle_that_was_changed_is_refused_and_leaves_nothing(
 
         assert await running.client.jobs() == []
         assert await there.journal.streams("") == []
+
+
+async def test_a_state_before_the_first_step_of_a_node_is_checked_too(tmp_path: Path) -> None:
+    here, there = World(), World()
+    async with here.engine(workers=0) as running:
+        job = await running.client.submit(request(BIG, steps=STEPS))
+        await running.until(lambda: bool(running.engine.ledger.actors))
+        await running.engine.ledger.settled()
+        await running.client.verbs.pause(job.id)
+    await exported(here, job.id, tmp_path / "job.tar")
+    changed(tmp_path / "job.tar", tmp_path / "bad.tar", "checkpoint", with_another_state)
+
+    async with there.engine() as running:
+        with pytest.raises(BadBundle, match="another state than its log leads to"):
+            await running.client.take_in(tmp_path / "bad.tar")
+        assert (await running.client.take_in(tmp_path / "job.tar")).state is State.PAUSED
+
+
+@pytest.mark.parametrize("families", [(), (toy.ToyFamily(replace(toy.CARD, version="2")),)])
+async def test_a_job_that_is_to_go_on_is_taken_in_only_where_its_card_can_check_its_state(
+    tmp_path: Path, families: Any
+) -> None:
+    here, there = World(), World(families=families)
+    async with here.engine() as running:
+        job = await held(running, 3)
+        ended = await running.ended((await running.client.submit(request())).id)
+    await exported(here, job, tmp_path / "job.tar")
+    await exported(here, ended.id, tmp_path / "ended.tar")
+
+    async with there.engine(workers=0) as running:
+        with pytest.raises(Unrunnable, match=r"lacks card [0-9a-f]{16} of 'toy' to check it by"):
+            await running.client.take_in(tmp_path / "job.tar")
+        assert await there.journal.streams("") == []
+        assert (await running.client.take_in(tmp_path / "ended.tar")).state is State.COMPLETED
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a tar" * 1_000])

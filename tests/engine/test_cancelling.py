@@ -110,7 +110,7 @@ async def test_a_caller_of_cancel_that_goes_away_changes_nothing() -> None:
     world = World()
     journal = QueuedJournal(world.journal)
     async with world.engine(journal=journal) as running:
-        job = await running.client.submit(request(steps=20))
+        job = await running.client.submit(request(steps=200))
         await running.until(lambda: len(running.workers[0].ran) > 2)
         journal.held = True
         with anyio.move_on_after(0.02):

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from engine.check import check
 from engine.collect import Collected, Retention, collect, purge
-from engine.errors import CannotCollect, TensorsGone
+from engine.errors import BlobsHeld, BlobsShared, CannotCollect, NoSuchStep, TensorsGone
 from engine.job import State
-from store.blobs import MemoryBlobs
+from store.blobs import MemoryBlobs, holds
 from store.memory import MemoryJournal
 from tests.sim import Running, SimClock, World, assert_unharmed, digests, request
 
@@ -29,12 +30,27 @@ def world_of(clock: SimClock) -> World:
     return world
 
 
-async def swept(world: World, clock: SimClock, *, dry_run: bool = False, **retention: Any) -> Collected:
+async def swept(
+    world: World,
+    clock: SimClock,
+    *,
+    dry_run: bool = False,
+    take_over: bool = False,
+    after_s: float = 4_000,
+    **retention: Any,
+) -> Collected:
     """With all that is there older than the grace."""
-    clock.advance(4_000)
+    clock.advance(after_s)
     registry = {family.card.name: family for family in world.families}
-    kept = Retention(**retention)
-    return await collect(world.journal, world.blobs, registry, kept, now=clock.now(), dry_run=dry_run)
+    return await collect(
+        world.journal,
+        world.blobs,
+        registry,
+        Retention(**retention),
+        now=clock.now(),
+        dry_run=dry_run,
+        take_over=take_over,
+    )
 
 
 async def done(running: Running, prompt: str = BIG, **fields: Any) -> str:
@@ -72,6 +88,62 @@ async def test_a_fork_has_the_artifacts_of_the_steps_that_it_shares(clock: SimCl
         assert forked.artifacts
         for name in forked.artifacts:
             assert (await running.client.artifact(forked.id, name))[1]
+
+
+async def test_what_is_pinned_stays_for_as_long_as_its_job_and_needs_no_recomputation(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        job = await done(running, steps=20)
+        before = digests(await running.client.checkpoints(job))
+        verbs = running.client.verbs
+        assert (await verbs.pin(job, 7, "good")).outcome == (await verbs.pin(job, 13)).outcome == "done"
+        assert (await verbs.pin(job, 7)).outcome == "unchanged"
+
+        await swept(world, clock, steps_s=3_600)  # long after its end
+        await swept(world, clock, steps_s=3_600)
+
+        with pytest.raises(TensorsGone, match="the nearest are of 7 and 13"):
+            await verbs.pin(job, 10)
+        for step in (7, 13):
+            ran = len(running.workers[0].ran)
+            fork = await running.ended((await running.client.fork(job, step)).id)
+            assert fork.pins == ()
+            assert len(running.workers[0].ran) - ran == 22 - step
+            assert digests(await running.client.checkpoints(fork.id)) == before
+        assert (await running.client.job(job)).pins == (7, 13)
+
+
+async def test_what_is_unpinned_goes_like_any_other_step(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        job = await done(running, steps=20)
+        for step in (7, 13):
+            await running.client.verbs.pin(job, step)
+        await running.client.verbs.unpin(job, 7)
+
+        await swept(world, clock, steps_last=1, steps_every=0)
+
+        with pytest.raises(TensorsGone, match="the nearest are of 1 and 13"):
+            await running.client.fork(job, 7)
+        await assert_unharmed(running)
+
+
+async def test_a_job_is_pinned_while_it_runs_and_goes_on(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        running.workers[0].hold_at = 8
+        job = (await running.client.submit(request(BIG, steps=20))).id
+        await running.until(lambda: running.workers[0].gate is not None)
+
+        with pytest.raises(NoSuchStep, match="step: 9 is no step"):
+            await running.client.verbs.pin(job, 9)
+        await running.client.verbs.pin(job, 5)
+        running.workers[0].open()
+        assert (await running.ended(job)).pins == (5,)
+
+        await swept(world, clock, steps_s=0)
+        assert (await running.ended((await running.client.fork(job, 5)).id)).state is State.COMPLETED
+        assert (await check(world.journal)).problems == ()
 
 
 async def test_a_long_time_after_its_end_a_job_has_its_artifacts_and_digests(clock: SimClock) -> None:
@@ -187,6 +259,49 @@ async def test_a_fork_needs_nothing_of_a_parent_that_is_forgotten(clock: SimCloc
         await running.client.verbs.resume(again.id)
         assert (await running.ended(again.id)).state is State.COMPLETED
         assert digests(await running.client.checkpoints(again.id)) == expected
+
+
+async def test_bytes_that_another_store_may_name_are_not_swept(clock: SimClock) -> None:
+    """As after a restore, or an import, into a store that was given the same blobs."""
+    one, two = world_of(clock), world_of(clock)
+    two.blobs = one.blobs
+    async with one.engine() as running:
+        await done(running)
+    await swept(one, clock)
+    count = await stored(one)
+
+    for world, other in ((two, one), (one, two)):  # who is refused has told that it is there
+        for dry_run in (False, True):
+            with pytest.raises(BlobsShared, match=f"{await other.journal.identity()}.*--take-over"):
+                await swept(world, clock, steps_s=0, dry_run=dry_run)
+    assert await stored(one) == count
+
+    assert (await swept(two, clock, dry_run=True, take_over=True)).stored.blobs == count
+    with pytest.raises(BlobsShared):
+        await swept(two, clock)
+    await swept(two, clock, take_over=True)
+    await swept(two, clock)
+    assert await stored(two) == 0
+
+
+async def test_nothing_is_swept_while_a_backup_reads_or_was_killed_a_moment_ago(clock: SimClock) -> None:
+    world = world_of(clock)
+    async with world.engine() as running:
+        await done(running)
+    clock.advance(100_000)
+
+    with holds.held(world.blobs, clock.now) as renew:
+        for _ in range(3):
+            with pytest.raises(BlobsHeld, match=r"if it was killed, in \d+ s"):
+                await swept(world, clock, after_s=0, steps_s=0)
+            clock.advance(400)
+            renew()
+        assert (await swept(world, clock, after_s=0, steps_s=0, dry_run=True)).stored.blobs > 0
+    world.blobs.mark(f"hold-{clock.now() + 600:.0f}-of-a-killed-one")
+    with pytest.raises(BlobsHeld):
+        await swept(world, clock, after_s=599, steps_s=0)
+    assert (await swept(world, clock, after_s=2, steps_s=0)).stored.blobs > 0
+    assert [mark for mark in world.blobs.marks() if mark.startswith("hold")] == []
 
 
 async def test_a_log_that_cannot_be_read_stops_the_collecting(clock: SimClock) -> None:

@@ -60,13 +60,12 @@ async def test_a_job_goes_on_after_an_append_was_refused_while_a_step_ran() -> N
     journal = QueuedJournal(world.journal)
     async with world.engine(journal=journal) as running:
         worker = running.workers[0]
+        worker.hold_at = 4  # a job of few steps may end before anybody looks
         job = await running.client.submit(request(steps=8))
-        await running.until(lambda: len(worker.ran) > 3)
-        worker.gate = anyio.Event()  # the step that runs outlasts the refusal and the reconciling after it
-        await running.until(lambda: running.client.statistics().outstanding_units == 2)
-        journal.refuse = 1
-        held, worker.gate = worker.gate, None
-        held.set()
+        await running.until(lambda: worker.gate is not None and running.client.statistics().outstanding_units == 2)
+        await running.engine.ledger.settled()
+        journal.refuse = 1  # the append of the step that is held, with the next one at the worker
+        worker.open()
         await running.until(lambda: journal.refuse == 0)
         job = await running.ended(job.id)
         steps = [
@@ -207,8 +206,10 @@ async def test_a_log_that_cannot_be_read_stays_where_it_is_and_the_others_go_on(
 async def test_a_checkpoint_whose_bytes_are_damaged_fails_its_job_by_name() -> None:
     world = World()
     async with world.engine() as running:
+        running.workers[0].hold_at = 4  # else the job may end before anybody looks
         job = await running.client.submit(request("a count big=70000", steps=8))
-        await running.until(lambda: len(running.workers[0].ran) >= 4)
+        await running.until(lambda: running.workers[0].gate is not None)
+        await running.engine.ledger.settled()
     world.blobs = MemoryBlobs()  # every large blob is gone
     async with world.engine() as running:
         job = await running.ended(job.id)

@@ -45,6 +45,8 @@ from engine.events import (
     Stage,
     Standing,
     StepCompleted,
+    StepPinned,
+    StepUnpinned,
     WorkerLost,
 )
 from engine.job import NEXT, OPEN, TERMINAL, Place, State, fold
@@ -109,6 +111,8 @@ SAMPLES: dict[type[JobEvent], JobEvent] = {
                 exact=True,
             ),
         ),
+        StepPinned(step=1),
+        StepUnpinned(step=1),
         JobMigrated(pool="p"),
         JobImported(origin="o"),
         JobMovedAway(to="t"),
@@ -139,12 +143,32 @@ def test_a_state_takes_what_the_table_says_and_nothing_else(state: State, kind: 
 
 
 def test_what_has_ended_well_or_elsewhere_has_no_way_out_and_the_rest_only_by_somebodys_verb() -> None:
-    assert not NEXT[State.COMPLETED]
+    ways = {state: {event for event, after in NEXT[state].items() if after is not state} for state in TERMINAL}
+
+    assert not ways[State.COMPLETED]
     assert not NEXT[State.MOVED]
-    assert set(NEXT[State.FAILED]) == {JobRetried, JobRewound, JobQuarantined}
-    assert set(NEXT[State.CANCELLED]) == {JobRetried, JobRewound}
+    assert ways[State.FAILED] == {JobRetried, JobRewound, JobQuarantined}
+    assert ways[State.CANCELLED] == {JobRetried, JobRewound}
     assert all(NEXT[state] for state in set(State) - TERMINAL)
     assert not OPEN & TERMINAL
+
+
+def test_a_job_may_change_after_its_end_in_its_pins_alone() -> None:
+    for state in TERMINAL:
+        stays = {event for event, after in NEXT[state].items() if after is state}
+        assert stays == (set() if state is State.MOVED else {StepPinned, StepUnpinned})
+
+
+def test_pins_are_a_set_and_a_rewind_takes_those_behind_it() -> None:
+    job = msgspec.structs.replace(fold(None, submitted()), state=State.FAILED)
+    for step in (3, 1, 2, 3):
+        job = fold(job, StepPinned(step=step))
+    assert job.pins == (1, 2, 3)
+    assert verbs.pin(job, 2, "") == verbs.unpin(job, 4) == []
+
+    job = fold(fold(job, StepUnpinned(step=1)), SAMPLES[JobRewound])
+
+    assert job.pins == (2,)
 
 
 def test_a_stream_starts_with_its_submission_and_has_one() -> None:
@@ -245,7 +269,7 @@ class History:
                 changed = fork.change(course.Walked(job, self.state), changes, toy.FAMILY)
                 return [] if changed is None or job.request.guidance > 8 else [changed]
             case "send":
-                return verbs.migrate(job, f"pool-{len(self.events)}", None, "r")
+                return verbs.migrate(job, f"pool-{len(self.events)}", None, "r", driven=True)
             case "move" if JobMovedAway in NEXT[job.state] and len(self.events) > 20:
                 return [JobMovedAway(to="elsewhere")]
             case "pause" | "retry" | "terminate" | "quarantine":
@@ -360,6 +384,8 @@ def test_a_verb_is_possible_where_the_table_of_moves_has_its_event(verb: str, st
         "quarantine": JobQuarantined,
         "release": QuarantineLifted,
         "migrate": JobMigrated,
+        "pin": StepPinned,
+        "unpin": StepUnpinned,
     }
     if verb in events:
         assert (state in verbs.ALLOWED[verb]) == (events[verb] in NEXT[state])

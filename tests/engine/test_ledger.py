@@ -42,6 +42,10 @@ async def two_actors(journal: MemoryJournal) -> tuple[JobActor, JobActor]:
     return JobActor(journal, loaded, restore(loaded)), JobActor(journal, loaded, restore(loaded))
 
 
+async def nobody() -> set[str]:
+    return set()
+
+
 async def nothing(actor: JobActor) -> None:
     pass
 
@@ -50,7 +54,7 @@ async def test_nothing_is_written_under_an_epoch_that_another_has_claimed() -> N
     """Both claims are of as many events: the loser's next turn would fit behind the winner's."""
     journal = MemoryJournal()
     winner, loser = await two_actors(journal)
-    ledger = Ledger(journal, SimClock(), Hub(), lease=None, on_told=nothing, on_dropped=nothing)
+    ledger = Ledger(journal, SimClock(), Hub(), lease=None, others=nobody, on_told=nothing, on_dropped=nothing)
     ledger.write(winner, CANCEL, claim=True)
     ledger.write(loser, ADMIT, claim=True)
     late = ledger.write(loser, [NumericsChanged(fingerprint="f")])
@@ -70,7 +74,7 @@ async def test_nothing_is_written_under_an_epoch_that_another_has_claimed() -> N
 async def test_what_was_decided_behind_a_claim_is_durable_after_it_in_order() -> None:
     journal = MemoryJournal()
     actor, _ = await two_actors(journal)
-    ledger = Ledger(journal, SimClock(), Hub(), lease=None, on_told=nothing, on_dropped=nothing)
+    ledger = Ledger(journal, SimClock(), Hub(), lease=None, others=nobody, on_told=nothing, on_dropped=nothing)
     ledger.write(actor, ADMIT, claim=True)
     for name in "abc":
         ledger.write(actor, [NumericsChanged(fingerprint=name)])

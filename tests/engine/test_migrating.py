@@ -7,8 +7,9 @@ import pytest
 from engine.errors import NoSuchPlace, NotAllowed
 from engine.job import State
 from engine.operate import Migration, Outcome
+from store.memory import MemoryJournal
 from tests import toy
-from tests.sim import Running, World, assert_unharmed, digests, request
+from tests.sim import Running, SimClock, World, assert_unharmed, digests, request
 
 STEPS = 4
 ALL = STEPS + 2
@@ -127,6 +128,44 @@ async def test_a_move_to_where_the_job_is_moves_no_bytes() -> None:
 
         assert (moved.outcome, moved.nbytes) == (Outcome.DONE, 0)
         assert again.outcome is Outcome.UNCHANGED
+
+
+async def test_a_job_whose_engine_is_gone_is_moved_before_another_one_has_taken_it() -> None:
+    world = World()
+    async with world.engine() as running:
+        job = await held(running, 3)
+    async with world.engine(workers=0, max_active=0) as running:
+        running.add_worker(pool="other")
+        await running.until(lambda: bool(running.engine.fleet.seats))
+        await running.client.verbs.migrate(job, pool="other")
+        await running.engine.ledger.settled()
+        moved = await running.client.job(job)
+
+        assert (moved.state, moved.pool, moved.owner) == (State.QUEUED, "other", None)
+        assert job not in running.engine.ledger.actors
+
+    async with world.engine(workers=0) as running:
+        running.add_worker(pool="other")
+        assert (await running.ended(job)).state is State.COMPLETED
+        assert await steps(running, job) == await whole()
+
+
+async def test_a_job_that_another_engine_drives_is_moved_to_a_pool_of_this_one() -> None:
+    clock = SimClock()
+    world = World(MemoryJournal(clock.monotonic, shared=True), clock=clock)
+    async with world.engine(name="one") as one, world.engine(name="two", workers=0) as two:
+        for running in (one, two):
+            await running.until(lambda running=running: running.engine.lease.held)
+        job = await held(one, 3)
+        for running in (one, two):  # either may take it then
+            running.add_worker(pool="other")
+        await two.until(lambda: bool(two.engine.fleet.seats))
+        await two.client.verbs.migrate(job, pool="other")
+        one.workers[0].open()
+        ended = await two.ended(job)
+
+        assert (ended.state, ended.pool) == (State.COMPLETED, "other")
+        assert await steps(two, job) == await whole()
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

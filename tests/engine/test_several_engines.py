@@ -5,14 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import pytest
+from msgspec.structs import replace
 
-from engine.events import JobAdmitted, JobRecovered
-from engine.job import State
+from cards import registry
+from engine.actor import restore, saved_body, stream
+from engine.errors import NoSuchPlace
+from engine.events import CancelRequested, JobAdmitted, JobRecovered, JobResumed, encode
+from engine.job import State, fold
 from engine.operate import Outcome
-from engine.share import ours
+from engine.share import offers, ours, runs
+from engine.views import row
 from store.errors import StoreUnavailable
-from store.journal import EngineRow, JobRow
+from store.journal import Append, EngineRow, JobRow
 from store.memory import MemoryJournal
+from tests import toy
 from tests.sim import Running, SimClock, World, assert_unharmed, digests, request
 
 
@@ -213,6 +220,104 @@ def test_a_job_is_for_an_engine_that_has_workers_for_it() -> None:
 
     assert [engine.name for engine in (idle, able, dead) if ours(job, engine.name, [idle, able, dead])] == ["b"]
     assert ours(job, "a", [idle])
+
+
+def test_an_engine_is_able_to_run_a_job_by_its_card_and_weights_and_not_by_a_name() -> None:
+    mine, other = registry.identity(toy.FAMILY), registry.identity(toy.ToyFamily(weights="other"))
+    exact, old = EngineRow("new", "", tuple(offers([mine])), 5.0), EngineRow("old", "", ("toy",), 5.0)
+
+    assert runs(exact, mine)
+    assert not runs(exact, other)
+    assert runs(old, mine)  # of a release that told names only
+    assert runs(old, other)
+    assert not runs(EngineRow("idle", "", (), 5.0), mine)
+
+
+async def test_a_job_is_sent_to_no_engine_with_another_card_or_other_weights() -> None:
+    world, _ = shared_world()
+    async with world.engine(name="one") as one:
+        await held(one)
+        one.workers[0].gate = gate = anyio.Event()
+        job = await one.client.submit(request())
+        await one.until(lambda: bool(one.workers[0].ran))
+        world.families = (toy.ToyFamily(weights="other"),)
+        async with world.engine(name="two") as two:
+            await served(two)
+            with pytest.raises(NoSuchPlace, match="engine 'two' has no workers for the card and weights of 'toy' now"):
+                await one.client.verbs.migrate(job.id, engine="two")
+            gate.set()
+
+            assert (await one.ended(job.id)).state is State.COMPLETED
+            assert await owners(one, job.id) == ["one"]
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.CANCELLING])
+async def test_a_job_that_was_sent_to_an_engine_that_cannot_run_it_is_not_stranded_there(state: State) -> None:
+    world, clock = shared_world()
+    async with world.engine(name="one") as one:
+        await held(one)
+        await world.journal.hold_lease("two", ttl_s=1e6, models=offers([registry.identity(toy.FAMILY)]))
+        one.workers[0].hold_at = 2
+        job = await one.client.submit(request())
+        await one.until(lambda: one.workers[0].gate is not None)
+        await one.client.verbs.pause(job.id)
+        one.workers[0].open()
+        await one.until(lambda: not one.engine.ledger.actors)
+        await one.client.verbs.migrate(job.id, engine="two")
+        await resumed_for(world, job.id, state)
+        world.families = (toy.ToyFamily(weights="other"),)  # it has started again, with other weights
+        async with world.engine(name="two") as two:
+            await served(two)
+            await two.engine.reconcile()
+            clock.advance(1.0)
+            await one.engine.reconcile()
+            ended = await one.ended(job.id)
+
+    assert ended.state is (State.COMPLETED if state is State.QUEUED else State.CANCELLED)
+    assert "two" not in await owners(one, job.id)
+
+
+async def resumed_for(world: World, job: str, state: State) -> None:
+    """As its new owner would write it, which is alive and does nothing yet."""
+    loaded = await world.journal.load(stream(job))
+    assert loaded is not None
+    fact = JobResumed() if state is State.QUEUED else CancelRequested(reason="")
+    after = replace(restore(loaded), job=fold(restore(loaded).job, fact))
+    await world.journal.append(
+        Append(
+            stream=stream(job),
+            expected=loaded.version,
+            epoch=loaded.epoch,
+            at=0.0,
+            events=(encode(fact),),
+            checkpoint=saved_body(after),
+            row=row(after.job, 0.0),
+        )
+    )
+
+
+async def test_an_engine_that_lost_its_workers_gives_jobs_only_to_one_that_can_run_them() -> None:
+    world, clock = shared_world()
+    async with world.engine(name="one", workers=0) as one:
+        await held(one)
+        job = await one.client.submit(request())
+        await one.until(lambda: bool(one.engine.ledger.actors))
+        world.families = (toy.ToyFamily(weights="other"),)
+        async with world.engine(name="two") as two:
+            await served(two)
+            for _ in range(3):
+                await one.engine.reconcile()
+                clock.advance(1.0)
+
+            assert job.id in one.engine.ledger.actors
+            assert await owners(one, job.id) == ["one"]
+
+
+async def served(running: Running) -> None:
+    """Its lease says that it has a worker."""
+    await held(running)
+    await running.until(lambda: bool(running.engine.fleet.seats))
+    await running.engine.renew()
 
 
 class Unreachable:

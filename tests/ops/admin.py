@@ -12,14 +12,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from engine.errors import EngineError
-from ops.admin.main import parser
-from ops.cli import _first
-from ops.errors import OpsError
+from ops.admin.main import KNOWN, parse
+from ops.cli import code_of, first
 from ops.settings import Settings
 from ops.whereabouts import Whereabouts, announced
 from store.blobs import open_blobs
-from store.errors import StoreError
 from store.journal import Journal
 from store.open import open_journal
 from tests.api.serving import app_of, served
@@ -45,13 +42,13 @@ async def admin(settings: Settings, *arguments: object) -> Done:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            parsed = parser().parse_args(list(map(str, arguments)))
+            parsed = parse(list(map(str, arguments)))
             code = await parsed.run(parsed, settings)
         except* SystemExit as ended:
-            code = int(str(_first(ended).code))  # type: ignore[attr-defined]
-        except* (OpsError, StoreError, EngineError) as known:
-            error = _first(known)
-            code = getattr(error, "code", 1)
+            code = int(str(first(ended).code))  # type: ignore[attr-defined]
+        except* KNOWN as known:
+            error = first(known)
+            code = code_of(error)
             err.write(f"error: {error}\n")
     return Done(code, out.getvalue(), err.getvalue())
 

@@ -104,7 +104,7 @@ async def test_a_job_that_is_not_there_is_said_to_be(settings: Settings) -> None
         done = await admin(settings, "jobs", command, "nope")
         assert (done.code, done.err) == (1, "error: no job 'nope'\n"), command
     done = await admin(settings, "jobs", "list", "--after", "nope")
-    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert (done.code, done.err.count("\n")) == (1, 1)
     assert done.err.startswith("error: after: no job 'nope'")
 
 
@@ -295,14 +295,16 @@ def test_thousands_are_purged_beside_an_engine_that_works(tmp_path: Path) -> Non
         jobs = [running.submit("a count", steps=1, seed=seed) for seed in range(300)]
         for job in jobs:
             running.ended(job)
-        busy = running.submit("a count sleep=0.02", steps=60)
+        busy = running.submit("a count sleep=0.1", steps=5_000)
         until(lambda: running.steps(busy), "the first step")
 
         done = run("engine-admin", "jobs", "purge", "--status", "completed", "--json", data=tmp_path)
 
         assert done.returncode == 0, done.stderr
         assert done.stdout.count('"purged"') == 300
-        assert running.ended(busy)["status"] == "completed"
+        before = len(running.steps(busy))
+        until(lambda: len(running.steps(busy)) > before, "a step after the purge")
+        assert running.job(busy)["status"] == "running"
         listed = run("engine-admin", "jobs", "list", "--ids-only", data=tmp_path)
         assert listed.stdout.split() == [busy]
         assert run("engine-admin", "log", "verify", data=tmp_path).returncode == 0

@@ -4,22 +4,30 @@ import json
 import shutil
 import sqlite3
 import tarfile
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import msgspec
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import NullPool, create_engine
 
 from engine.check import check
+from engine.clock import WallClock
 from engine.job import State
+from ops.backup import backup
+from ops.errors import OpsError
 from ops.settings import Settings
+from store.blobs import open_blobs
 from store.journal import Event
 from store.open import open_journal
-from tests.ops.admin import admin, engine, settings_of, world_on
+from tests.ops.admin import Done, admin, engine, settings_of, world_on
 from tests.sim import Running, digests, request
 
 NewSettings = Callable[[str, str], Settings]
@@ -109,7 +117,7 @@ async def test_what_is_exported_can_be_read_back(settings: Settings, tmp_path: P
     assert [msgspec.json.decode(line, type=Event) for line in shown.out.splitlines()] == log
     assert (tmp_path / "log.jsonl").read_text() == shown.out
     assert (written.out, written.err) == ("", f"{len(log)} events\n")
-    assert (nowhere.code, nowhere.err.count("\n")) == (1, 1)
+    assert (nowhere.code, nowhere.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +333,47 @@ async def test_of_a_damaged_backup_nothing_is_there(
         assert (await journal.statistics_of_store()).events == 0
 
 
+async def test_an_engine_does_not_sweep_while_a_backup_is_taken(backed_up: Path, new: NewSettings) -> None:
+    there = new("sqlite", "there")
+    assert (await admin(there, "db", "restore", backed_up)).code == 0
+    refused: list[Done] = []
+
+    def collect(what: str, count: int) -> None:
+        if count == 1:
+            refused.append(anyio.from_thread.run(admin, there, "gc", "run"))
+
+    done = await anyio.to_thread.run_sync(
+        backup, there.store_url, open_blobs(there.blobs_url), there.data / "second.tar", collect, WallClock()
+    )
+
+    assert done.blobs > 0
+    assert {one.code for one in refused} == {1}
+    assert "a backup reads them" in refused[0].err
+    assert (await admin(there, "gc", "run")).code == 0
+
+
+@pytest.mark.parametrize("when", ["streams", "jobs", "blobs"])
+async def test_a_backup_that_a_sweep_overtakes_says_so_and_leaves_nothing(
+    when: str, backed_up: Path, new: NewSettings
+) -> None:
+    """The sweep comes after the first rows, after the last, or after the first blob."""
+    there = new("sqlite", "there")
+    assert (await admin(there, "db", "restore", backed_up)).code == 0
+    blobs, file = open_blobs(there.blobs_url), there.data / "second.tar"
+
+    def sweep(what: str, count: int) -> None:
+        if what == when:
+            open_blobs(there.blobs_url).sweep((), grace_s=0, now=time.time() + 60)
+
+    with pytest.raises(OpsError, match=r"blob [0-9a-f]{64} was collected while .*: run it again"):
+        backup(there.store_url, blobs, file, sweep, WallClock())
+    assert [path.name for path in there.data.glob("*second*")] == []
+
+    assert backup(there.store_url, blobs, file, lambda what, count: None, WallClock()).blobs == 0, (
+        "what went before is not missed"
+    )
+
+
 async def test_a_restore_asks_for_an_empty_store_and_a_backup_for_a_new_file(backed_up: Path, new: NewSettings) -> None:
     there = new("sqlite", "there")
     assert (await admin(there, "db", "restore", backed_up)).code == 0
@@ -336,7 +385,7 @@ async def test_a_restore_asks_for_an_empty_store_and_a_backup_for_a_new_file(bac
 
     assert "take an empty one" in again.err
     assert "is there already: choose another name" in over.err
-    assert {done.code for done in (again, over, nowhere, gone)} == {1}
+    assert [done.code for done in (again, over, nowhere, gone)] == [1, 2, 2, 2]
     assert {done.err.count("\n") for done in (again, over, nowhere, gone)} == {1}
     async with engine(there):
         assert "holds" in (await admin(there, "db", "restore", backed_up)).err
@@ -356,6 +405,25 @@ async def test_a_backup_may_leave_the_blobs_where_they_are(backed_up: Path, new:
     verified = await admin(there, "replay", "verify", "--all", "--json")
     assert [one["equal"] for one in verified.json] == [True]
     assert verified.json[0]["verdict"]["pruned"] == 0
+
+
+async def test_a_store_restored_beside_the_blobs_of_another_is_not_swept_until_it_is_said_that_that_one_is_gone(
+    backed_up: Path, new: NewSettings
+) -> None:
+    here = new("sqlite", "here")
+    assert (await admin(here, "db", "restore", backed_up)).code == 0
+    there = replace(new("sqlite", "there"), blobs=here.blobs_url)
+    assert (await admin(there, "db", "restore", backed_up)).code == 0
+
+    for settings in (here, there):
+        for words in (("gc", "plan"), ("gc", "run")):
+            refused = await admin(settings, *words)
+            assert (refused.code, refused.err.count("\n")) == (1, 1)
+            assert "engine-admin gc run --take-over" in refused.err
+    assert (await admin(there, "gc", "run", "--take-over")).code == 0
+
+    assert (await admin(there, "gc", "run")).code == 0
+    assert (await admin(there, "replay", "verify", "--all")).code == 0
 
 
 async def test_a_blob_that_was_damaged_on_disk_stops_a_backup(backed_up: Path, new: NewSettings) -> None:
@@ -406,4 +474,16 @@ async def test_a_question_has_a_time_limit(tmp_path: Path) -> None:
 
     done = await admin(settings_of(tmp_path), "sql", endless, "--timeout", "0.1s")
 
-    assert done.err == "error: statement: the statement took longer than 0.1 s: ask for less, or give it more time\n"
+    assert done.err == "error: the statement took longer than 0.1 s: ask for less, or give it more time\n"
+
+
+async def test_the_shortest_and_the_longest_time_are_times_to_postgres_too(new: NewSettings) -> None:
+    shared = new("postgres", "shared")
+    async with open_journal(shared.store_url):
+        pass
+
+    short = await admin(shared, "sql", "SELECT pg_sleep(600)", "--timeout", "0.0001s")
+    long = await admin(shared, "sql", "SELECT 1", "--timeout", "36500d")
+
+    assert (short.code, short.err.count("\n"), long.code) == (1, 1, 0)
+    assert "took longer than 0.0001 s" in short.err

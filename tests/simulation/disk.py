@@ -89,6 +89,7 @@ class SimJournal:
     engines = _reading("engines")
     claimable = _reading("claimable")
     keep_blobs = _reading("keep_blobs")
+    purge = _reading("purge")
 
     @property
     def shared(self) -> bool:

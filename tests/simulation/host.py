@@ -14,7 +14,6 @@ from cards.wire import Hello
 from engine.client import Client
 from engine.engine import Engine
 from engine.errors import EngineError
-from tests import toy
 from tests.simulation.disk import SimJournal
 from tests.simulation.link import Router
 from tests.simulation.worker import SimWorker
@@ -61,7 +60,7 @@ class Process:
         self.engine: Engine = world.parts.engine(
             journal=self.journal,
             link=self.router,
-            registry={"toy": toy.FAMILY},
+            registry={world.parts.family.card.name: world.parts.family},
             clock=host.clock,
             settings=world.settings(name),
             kill=host.kill_worker,

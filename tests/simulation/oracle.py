@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from cards.family import Family
 from cards.request import GenerationRequest
 from cards.wire import ArtifactRef
 from engine import check
@@ -22,12 +23,13 @@ ALL = 100_000
 class Oracle:
     """`problems` says in words what was not as it must be. No check waits: what it looks at is of one moment."""
 
-    def __init__(self, disk: Disk, trace: Trace) -> None:
+    def __init__(self, disk: Disk, trace: Trace, family: Family) -> None:
         self.problems: list[str] = []
         self.events = 0
         self.kinds: set[str] = set()
         self._disk = disk
         self._trace = trace
+        self._family = family
         self._of_key: dict[str, str] = {}
         self._accepted: dict[str, GenerationRequest] = {}
         self._asked_to_cancel: set[str] = set()
@@ -133,14 +135,14 @@ class Oracle:
 
     def _check_steps(self, job: Job, history: Sequence[JobEvent]) -> None:
         done = [reference.made(event) for event in history if isinstance(event, StepCompleted)]
-        alone = reference.ending(_submitted(history)).steps
+        alone = reference.ending(_submitted(history), self._family).steps
         if done != alone[: len(done)]:
             self.wrong(f"{job.id}: its steps are not those of the same request alone")
         if job.state is State.COMPLETED and len(done) != len(alone):
             self.wrong(f"{job.id} completed after {len(done)} steps of {len(alone)}")
 
     def _check_ending(self, job: Job, history: Sequence[JobEvent]) -> None:
-        own = reference.ending(_submitted(history)).failure
+        own = reference.ending(_submitted(history), self._family).failure
         if job.state is State.COMPLETED and own is not None:
             self.wrong(f"{job.id} completed, and alone it fails with {own}")
         if job.state is State.CANCELLED and job.id not in self._asked_to_cancel:

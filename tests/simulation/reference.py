@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from cards.family import Family
 from cards.wire import UnitId, WorkUnit
 from engine import driver
 from engine.events import JobAdmitted, JobSubmitted, StepCompleted
@@ -24,14 +25,14 @@ class Ending(Struct, frozen=True):
     failure: str | None = None
 
 
-_known: dict[tuple[str, int, int, int], Ending] = {}
+_known: dict[tuple[Family, str, int, int, int], Ending] = {}
 
 
-def ending(submitted: JobSubmitted) -> Ending:
+def ending(submitted: JobSubmitted, family: Family) -> Ending:
     request = submitted.request
-    key = (request.prompt, request.steps, request.seed, request.preview_every)
+    key = (family, request.prompt, request.steps, request.seed, request.preview_every)
     if key not in _known:
-        _known[key] = _run(submitted)
+        _known[key] = _run(submitted, family)
     return _known[key]
 
 
@@ -42,10 +43,10 @@ def made(event: StepCompleted) -> Made:
     return event.node, event.step, tensors, artifacts, event.scalars
 
 
-def _run(submitted: JobSubmitted) -> Ending:
-    executor = Executor(load_models({"toy": toy.FAMILY}), WorkerBlobs(MemoryBlobs()))
+def _run(submitted: JobSubmitted, family: Family) -> Ending:
+    executor = Executor(load_models({family.card.name: family}), WorkerBlobs(MemoryBlobs()))
     job = fold(fold(None, submitted), JobAdmitted(engine="alone"))
-    turn = driver.resume(job, toy.FAMILY, None)
+    turn = driver.resume(job, family, None)
     steps: list[Made] = []
     while turn.plan is not None and turn.state is not None:
         unit = WorkUnit(UnitId(job.id, 0, len(steps), 0), turn.plan, keep=tuple(tensors(job, turn.state)))
@@ -55,8 +56,8 @@ def _run(submitted: JobSubmitted) -> Ending:
             return Ending(steps, "poisoned")
         if result.error is not None:
             return Ending(steps, result.error.kind)
-        done = driver.completed(driver.node_of(job, toy.FAMILY), turn.plan, result, "alone")
-        turn = driver.fold_in(job, toy.FAMILY, turn.state, done)
+        done = driver.completed(driver.node_of(job, family), turn.plan, result, "alone")
+        turn = driver.fold_in(job, family, turn.state, done)
         steps.append(made(done))
         for event in (done, *turn.events):
             job = fold(job, event)

@@ -14,6 +14,7 @@ import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cards.family import Family
 from engine.actor import restore
 from engine.client import Client
 from engine.engine import Engine, EngineSettings
@@ -38,12 +39,13 @@ PATIENCE_S = 200.0
 
 
 class Parts(Struct, frozen=True):
-    """What a world is built of. A test of the simulator hands in one that is broken."""
+    """What a world is built of. A test of the simulator hands in one that is broken. The family is a kind of toy."""
 
     journal: Callable[[Disk, str], SimJournal] = SimJournal
     engine: Callable[..., Engine] = Engine
     client: Callable[..., Client] = Client
     store: Callable[..., Journal] = MemoryJournal
+    family: Family = toy.FAMILY
 
 
 class Report(Struct, frozen=True):
@@ -82,9 +84,9 @@ class World:
         self.weather = Weather(usual_s=chance.choice([0.0002, 0.002, 0.03]))
         self.disk = Disk(self.chance("disk"), self.trace, parts.store(loop.time, shared=engines > 1))
         self.blobs = SimBlobs()
-        self.oracle = Oracle(self.disk, self.trace)
+        self.oracle = Oracle(self.disk, self.trace, parts.family)
         self.build = Build(
-            families=(toy.FAMILY,),
+            families=(parts.family,),
             blobs=WorkerBlobs(self.blobs),
             credits=chance.choice([1, 2, 4, 16]),
             memory_bytes=chance.choice([1, 3]) << 20,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import anyio
 import psycopg
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from store import bell
+from store.bell import POLL_S, RETRY_S
 from store.errors import KeyTaken, StoreUnavailable, StreamConflict
 from store.journal import IdempotencyKey, Journal
 from store.open import database_at, open_journal
@@ -111,11 +112,8 @@ async def test_an_engine_hears_what_another_has_written(new_database: Callable[[
 LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
 
 
-async def test_a_listener_that_was_cut_off_listens_again(
-    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bell, "POLL_S", 3600.0)  # nobody looks who was not woken
-    async with overheard(new_database()) as (url, one, heard):
+async def test_a_listener_that_was_cut_off_listens_again(new_database: Callable[[], str]) -> None:
+    async with overheard(new_database(), poll_s=3600) as (url, one, heard):  # nobody looks who was not woken
         old = await listeners(url)
         with psycopg.connect(url, autocommit=True) as admin:
             admin.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [list(old)])
@@ -127,12 +125,9 @@ async def test_a_listener_that_was_cut_off_listens_again(
                 await anyio.sleep(0.001)
 
 
-async def test_what_nobody_rings_for_is_found_by_looking(
-    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bell, "RETRY_S", 3600.0)  # who has lost its connection gets no other
-    monkeypatch.setattr(bell, "POLL_S", 0.05)
-    async with overheard(new_database()) as (url, one, heard):
+async def test_what_nobody_rings_for_is_found_by_looking(new_database: Callable[[], str]) -> None:
+    gets_no_other = 3600  # who has lost its connection
+    async with overheard(new_database(), poll_s=0.05, retry_s=gets_no_other) as (url, one, heard):
         with psycopg.connect(url, autocommit=True) as admin:
             admin.execute(CUT)
         with suppress(StoreUnavailable):
@@ -143,7 +138,9 @@ async def test_what_nobody_rings_for_is_found_by_looking(
 
 
 @asynccontextmanager
-async def overheard(url: str) -> AsyncIterator[tuple[str, Journal, list[str]]]:
+async def overheard(
+    url: str, *, poll_s: float = POLL_S, retry_s: float = RETRY_S
+) -> AsyncIterator[tuple[str, Journal, list[str]]]:
     """One that writes, and what another has heard of it so far. It must not take for ever."""
     heard: list[str] = []
 
@@ -151,8 +148,13 @@ async def overheard(url: str) -> AsyncIterator[tuple[str, Journal, list[str]]]:
         async for news in journal.news():
             heard.extend(each.stream for each in news)
 
+    opened = partial(open_journal, url, poll_s=poll_s, retry_s=retry_s)
     with anyio.fail_after(30):
-        async with open_journal(url) as one, open_journal(url) as other, anyio.create_task_group() as tasks:
+        async with (
+            opened() as one,
+            opened() as other,
+            anyio.create_task_group() as tasks,
+        ):
             await listeners(url)
             tasks.start_soon(listen, other)
             number = 0

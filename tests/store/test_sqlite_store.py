@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from store import sqlite, writer
+from store import sqlite
 from store.errors import StoreLocked, StoreUnavailable
 from store.journal import Append, Journal, NewEvent
 from store.open import open_journal
@@ -252,11 +252,8 @@ async def test_no_way_leads_two_engines_into_one_store(tmp_path: Path, way_in: s
                 pass
 
 
-async def test_a_full_queue_is_said_at_once_and_what_was_taken_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "QUEUE_APPENDS", 20)
-    async with open_journal(f"sqlite:///{tmp_path}/store.db") as journal:
+async def test_a_full_queue_is_said_at_once_and_what_was_taken_is_written(tmp_path: Path) -> None:
+    async with open_journal(f"sqlite:///{tmp_path}/store.db", queue_appends=20) as journal:
         blocker = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")  # a disk that takes nothing for a while
         taken = [journal.append(step(number)) for number in range(20)]

@@ -5,8 +5,8 @@ It only takes away what made every append dearer; code of the revision before fi
 
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 
 def upgrade() -> None:
