@@ -1,4 +1,4 @@
-"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds ...]`: the figures, and the machine they are of."""
+"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds|loop ...]`: figures, and the machine they are of."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import blobs, folds, livez, overhead, recovery, steps
+from ops.bench import blobs, folds, livez, loop, overhead, recovery, steps
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -19,6 +19,7 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "livez": livez.run,
     "blobs": blobs.run,
     "folds": folds.run,
+    "loop": loop.run,
 }
 
 
