@@ -19,14 +19,16 @@ class Operation(Struct, frozen=True):
     kind: str
     path: str
     data: bytes = b""
-    """Of a write. A truncation has the new size in `offset`, a rename or a link the new name in `target`."""
+    """Of a write; of a sync all that is in the file, if nobody saw it written. A truncation has the new size in
+    `offset`, a rename or a link the new name in `target`.
+    """
 
     offset: int = 0
     target: str = ""
 
     @property
     def has_halves(self) -> bool:
-        return len(self.data) > 1 or self.kind == "statement"
+        return self.kind == "statement" or (self.kind == "write" and len(self.data) > 1)
 
     def __str__(self) -> str:
         return f"{self.kind} {os.path.basename(self.path)}"

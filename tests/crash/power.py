@@ -74,7 +74,7 @@ class Disk:
             case "write" | "truncate":
                 self._unsynced[self._file(path)] += _sectors(operation)
             case "sync":
-                self._sync(self._file(path))
+                self._sync(self._names[path] if path in self._names else self._new_file(path, operation.data))
             case "sync_folder":
                 self._sync_folder(path)
             case "folder":

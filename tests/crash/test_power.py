@@ -32,6 +32,14 @@ def test_a_file_survives_once_it_and_its_folder_are_synced(tmp_path: Path) -> No
     assert left_of(tmp_path, CREATE, write(b"data"), SYNC, SYNC_FOLDER) == {FILE: b"data"}
 
 
+def test_of_a_file_that_nobody_saw_written_what_is_synced_survives_under_its_next_name(tmp_path: Path) -> None:
+    synced = Operation("sync", FILE, b"all of it")
+    renamed = Operation("rename", FILE, target="/data/new")
+
+    assert left_of(tmp_path, synced, renamed, SYNC_FOLDER) == {"/data/new": b"all of it"}
+    assert left_of(tmp_path, synced, renamed) == {}
+
+
 def test_a_name_is_lost_with_a_folder_that_was_not_synced(tmp_path: Path) -> None:
     assert left_of(tmp_path, CREATE, write(b"data"), SYNC) == {}
 

@@ -1,7 +1,7 @@
 """Python's own operations on files: the functions of `os` that change a disk, replaced by ones that pass a tap.
 
 As with SQLite it is for good, for a process that was forked to be killed. What is written by `open` and its friends is
-not seen: the store writes by the functions of `os`, but for notes that nobody needs.
+not seen before it is synced: the store writes by the functions of `os`, but for bundles and notes that nobody needs.
 """
 
 import fcntl
@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.crash.operation import Operation, Tap
 
@@ -19,18 +21,21 @@ Describe = Callable[..., Operation | None]
 def watch_python(tap: Tap, folder: Path) -> None:
     """From now on what Python writes, syncs, renames, links and removes in the folder goes by the tap."""
     inside = f"{folder}{os.sep}"
+    seen: set[str] = set()
     for name, describe in OPERATIONS.items():
-        setattr(os, name, _watched(getattr(os, name), describe, tap, inside))
+        setattr(os, name, _watched(getattr(os, name), describe, tap, inside, seen))
 
 
-def _watched(real: Callable[..., Any], describe: Describe, tap: Tap, inside: str) -> Callable[..., Any]:
+def _watched(real: Callable[..., Any], describe: Describe, tap: Tap, inside: str, seen: set[str]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         operation = describe(*args)
         if operation is None or not f"{operation.path}{os.sep}".startswith(inside):
             return real(*args, **kwargs)
-        half = (
-            (lambda: real(args[0], operation.data[: len(operation.data) // 2], *args[2:])) if operation.data else None
-        )
+        if operation.kind == "sync" and operation.path not in seen:
+            operation = replace(operation, data=Path(operation.path).read_bytes())
+        seen.add(operation.path)
+        data = operation.data
+        half = (lambda: real(args[0], data[: len(data) // 2], *args[2:])) if operation.kind == "write" else None
         return tap(operation, lambda: real(*args, **kwargs), half)
 
     return call
