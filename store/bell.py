@@ -21,6 +21,8 @@ CHANNEL = "keyframe"
 COALESCE_S = 0.005
 """At most one notification in this time, however many groups are committed."""
 
+RINGING_S = 5.0
+
 POLL_S = 1.0
 RETRY_S = 0.5
 
@@ -61,7 +63,7 @@ class Bell:
             try:
                 async with self._connection() as connection:
                     await duty(connection)
-            except psycopg.Error as error:
+            except (psycopg.Error, TimeoutError) as error:
                 log.warning("no notifications for now, polling goes on: %s", " ".join(str(error).split()))
             await anyio.sleep(self._retry_s)
 
@@ -80,7 +82,8 @@ class Bell:
         while True:
             await self._written.wait()
             self._written.clear()
-            await connection.execute(f"NOTIFY {CHANNEL}")
+            with anyio.fail_after(RINGING_S, shield=True):  # one that is cut off half-way costs the connection
+                await connection.execute(f"NOTIFY {CHANNEL}")
             await anyio.sleep(COALESCE_S)
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
