@@ -1,7 +1,7 @@
 """What a model family's code offers beside its card: loops for the engine, weights and step bodies for a worker."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -59,3 +59,12 @@ class Family(Protocol):
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]: ...
     def load(self, device: str) -> Components: ...
     def bodies(self) -> Mapping[str, StepBody]: ...
+
+
+@runtime_checkable
+class Referenced(Protocol):
+    """A family that can have its reference run a request: what its card's parity names."""
+
+    def reference(self, request: ResolvedRequest) -> "Mapping[str, torch.Tensor]":
+        """What the job's outputs should be, by their names in the program, such as `denoise.latent`."""
+        ...

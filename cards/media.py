@@ -1,6 +1,7 @@
 """Frames as files that people open: H.264 in mp4, a contact sheet and stills as PNG."""
 
 import io
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from PIL import Image
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     Frames = NDArray[np.uint8]
@@ -45,6 +47,14 @@ def contact_sheet(frames: "Frames", *, columns: int, scale: int = 1, gap: int = 
 def still(pixels: "Frames", *, scale: int = 1) -> bytes:
     """One frame (H, W, 3) as a PNG."""
     return _png(_enlarged(pixels, scale))
+
+
+def pixels(pictures: "Sequence[Image.Image]") -> "torch.Tensor":
+    """Pictures of one size as uint8 (T, H, W, 3)."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
 
 
 def _enlarged(pixels: "Frames", scale: int) -> Image.Image:

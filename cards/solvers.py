@@ -105,9 +105,15 @@ class FlowUniPC(UniPC):
         return {"sigmas": np.linspace(most, 0.0, steps + 1)[:-1]}
 
 
-def fresh(template: Any, solver: Solver, steps: int, **changes: Any) -> Any:
-    """A scheduler of the template's class and config, with some entries changed, at the first of so many steps."""
-    scheduler = type(template).from_config(template.config, **changes)
+def shifted(template: Any, shift: float) -> Any:
+    """A new scheduler of the template's class and config, with another flow shift."""
+    known = {name: shift for name in ("flow_shift", "shift") if name in template.config}
+    return type(template).from_config(template.config, **known)
+
+
+def fresh(template: Any, solver: Solver, steps: int, shift: float) -> Any:
+    """The same before the first of so many steps."""
+    scheduler = shifted(template, shift)
     scheduler.set_timesteps(steps, **solver.schedule(steps))
     scheduler.set_begin_index(0)
     return scheduler

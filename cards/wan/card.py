@@ -52,7 +52,7 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solve
             guidance=Range(1, 20, 5),
             shift=PRESETS[0].shift,
         ),
-        parity=ParitySpec(reference="diffusers.WanPipeline", rung="C0"),
+        parity=ParitySpec(reference="diffusers.WanPipeline", rung="C1"),
         output=output(checkpoint),
         program=Program(
             nodes=(

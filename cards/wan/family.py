@@ -1,6 +1,7 @@
 """The Wan family: a card, loops, modules and step bodies for one checkpoint directory."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
@@ -10,6 +11,9 @@ from cards.request import ResolvedRequest
 from cards.solvers import SOLVERS
 from cards.wan.card import solver_of, text_to_video
 from cards.wan.loops import loops
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Wan:
@@ -30,6 +34,11 @@ class Wan:
 
     def load(self, device: str) -> Components:
         return Modules(self._checkpoint, self._precision, device)
+
+    def reference(self, request: ResolvedRequest) -> "Mapping[str, torch.Tensor]":
+        from cards.wan import reference
+
+        return reference.outputs(self._checkpoint.root, self._precision, request, self.card)
 
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps

@@ -70,7 +70,7 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     frame = vae.post_quant_conv(latent)[:, :, step : step + 1]
     pixels = vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=step == 0).clamp(-1.0, 1.0)
     made = {f"frames/{step}": _uint8(pixels)}
-    return Made(made | {"cache": pack.pack(cache)} if plan.derives else made)
+    return Made(made | {"cache": pack.pack(cache)} if "cache" in (plan.writes or ()) else made)
 
 
 def render(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -105,11 +105,8 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
 
 
 def _scheduler(components: Components, plan: WorkPlan) -> Any:
-    shift = float(plan.scalars["shift"])
-    changes = {"flow_shift": shift, "shift": shift}
-    template = components["scheduler"]
-    known = {name: value for name, value in changes.items() if name in template.config}
-    return fresh(template, _solver(plan), int(plan.scalars["steps"]), **known)
+    scalars = plan.scalars
+    return fresh(components["scheduler"], _solver(plan), int(scalars["steps"]), float(scalars["shift"]))
 
 
 def _solver(plan: WorkPlan) -> Any:

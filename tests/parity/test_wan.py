@@ -1,13 +1,19 @@
 """Wan 2.1 text to video against diffusers' WanPipeline: equal bits, through the real engine and its store."""
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from diffusers.hooks import FirstBlockCacheConfig
+from diffusers.hooks.hooks import CacheContext, _set_cache_context
 
+from cards.errors import InvalidRequest
+from cards.request import GenerationRequest
 from tests.parity import tiny
-from tests.parity.reference import Outcome, digest, family, images, run
+from tests.parity.reference import Outcome, digest, ended, family, images, run, step_by_step
+from tests.sim import World
 
 PRECISIONS = ("float32", "bfloat16")
 REQUEST: dict[str, Any] = {
@@ -64,3 +70,63 @@ async def test_without_guidance_there_is_one_forward_as_in_the_pipeline() -> Non
     made = await run(family(tiny.wan(), "float32"), REQUEST | {"guidance": 1.0})
 
     assert made.last("denoise")["latent"] == digest(reference("unipc", "float32", "latent", guidance=1.0))
+
+
+@pytest.mark.parametrize(("scheduler", "precision"), [("unipc", "bfloat16"), ("euler", "float32")])
+async def test_a_job_taken_over_after_every_step_makes_the_same_bits(scheduler: str, precision: str) -> None:
+    wan = family(tiny.wan(scheduler), precision)
+
+    assert (await step_by_step(wan, REQUEST)).steps == (await run(wan, REQUEST)).steps
+
+
+async def test_jobs_that_take_turns_make_the_bits_of_those_alone() -> None:
+    wan, other = family(tiny.wan(), "float32"), family(tiny.wan("euler"), "float32", name="other")
+    requests = [REQUEST | {"seed": seed, "steps": 4 + seed, "guidance": 1.0 + 2 * seed} for seed in range(3)]
+    alone = [(await run(one, request)).steps for request in requests for one in (wan, other)]
+
+    async with World(families=(wan, other)).engine() as running:
+        jobs = [
+            await running.client.submit(GenerationRequest(model=one.card.name, **request))
+            for request in requests
+            for one in (wan, other)
+        ]
+        together = [(await ended(running, job.id)).steps for job in jobs]
+        order = [unit.id.job for unit in running.workers[0].ran]
+
+    assert together == alone
+    assert len([1 for one, following in pairwise(order) if one != following]) > len(jobs), "they took turns"
+
+
+async def test_a_cache_on_a_module_is_seen() -> None:
+    """The negative control: diffusers' own block cache keeps what it remembers under "cond" and "uncond" alone."""
+    wan = family(tiny.wan(), "float32")
+    requests = [REQUEST | {"seed": seed} for seed in range(2)]
+    alone = [(await run(wan, request)).steps for request in requests]
+
+    async with World(families=(wan,)).engine() as running:
+        transformer = running.workers[0].executor._models["tiny"].components["transformer"]
+        transformer.enable_cache(FirstBlockCacheConfig(threshold=1e9))
+        _set_cache_context(transformer, CacheContext("cond"))
+        jobs = [await running.client.submit(GenerationRequest(model="tiny", **request)) for request in requests]
+        together = [(await ended(running, job.id)).steps for job in jobs]
+
+    assert together != alone
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"size": "50x32"}, "multiples of 16"),
+        ({"size": "4096x4096"}, "up to 921600"),
+        ({"size": "small"}, "832x480"),
+        ({"frames": 10}, "one more than a multiple of 4, from 1 to 81"),
+        ({"steps": 0}, "1 to 1000"),
+        ({"guidance": 50.0}, "1 to 20"),
+    ],
+)
+async def test_what_wan_cannot_do_is_refused_with_what_it_can(asked: dict[str, Any], says: str) -> None:
+    wan = family(tiny.wan(), "float32")
+    async with World(families=(wan,)).engine(workers=0) as running:
+        with pytest.raises(InvalidRequest, match=next(iter(asked))) as refused:
+            await running.client.submit(GenerationRequest(model="tiny", **REQUEST | asked))
+    assert says in str(refused.value)
