@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import msgspec
 from msgspec import Struct
 
@@ -55,6 +54,8 @@ def _read(file: Path) -> Whereabouts | None:
 
 
 def _answers(there: Whereabouts) -> bool:
+    import httpx  # an engine that starts where none was has nobody to ask
+
     try:
         os.kill(there.pid, 0)  # another engine may have its port by now
         return httpx.get(f"{there.url}/livez", timeout=2.0, trust_env=False).is_success

@@ -14,6 +14,8 @@ import anyio
 import psycopg
 from sqlalchemy import URL
 
+from store.database import POLL_S, RETRY_S
+
 log = logging.getLogger("keyframe.store")
 
 CHANNEL = "keyframe"
@@ -22,9 +24,6 @@ COALESCE_S = 0.005
 """At most one notification in this time, however many groups are committed."""
 
 RINGING_S = 5.0
-
-POLL_S = 1.0
-RETRY_S = 0.5
 
 
 class Bell:

@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from store.bell import Bell
 from store.errors import StoreError
 from store.journal import Append, Appended
+
+if TYPE_CHECKING:
+    from store.bell import Bell
+
+POLL_S = 1.0
+RETRY_S = 0.5
 
 Durability = Literal["power", "process"]
 """What an acknowledged append survives."""
@@ -46,7 +51,7 @@ class Database(Protocol):
         """A connection that reads the store as it is at one moment, for as long as it is entered."""
         ...
 
-    def bell(self, *, poll_s: float, retry_s: float) -> Bell | None:
+    def bell(self, *, poll_s: float, retry_s: float) -> "Bell | None":
         """How the engines of one store wake each other; None where there is only one."""
         ...
 

@@ -11,14 +11,12 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from store.bell import POLL_S, RETRY_S
-from store.database import Database, Durability
+from store.database import POLL_S, RETRY_S, Database, Durability
 from store.driver import DIALECTS
 from store.errors import BadStoreUrl
 from store.journal import Journal
 from store.memory import MemoryJournal
 from store.migrate import make_or_require_schema, migrate, require_schema, required, revision
-from store.postgres import Postgres
 from store.schema import REVISION
 from store.session import Session, unavailable_when_refused
 from store.sql import SqlJournal
@@ -115,6 +113,8 @@ def database_at(url: str, durability: Durability = "power") -> Database:
         case "sqlite" if parsed.database:
             return Sqlite(Path(parsed.database).absolute(), durability)
         case "postgresql" if parsed.database:
+            from store.postgres import Postgres  # its driver is a tenth of an engine's start, and for SQLite nothing
+
             return Postgres(parsed, durability)
     raise BadStoreUrl(f"{parsed.render_as_string()} names no store: write {FORMS}")
 

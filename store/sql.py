@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 from sqlalchemy import Float, literal_column
@@ -10,7 +11,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from store import reads, upkeep
-from store.bell import Bell
 from store.blobs import verified
 from store.database import Database
 from store.driver import DIALECTS
@@ -33,6 +33,9 @@ from store.journal import (
 from store.session import unavailable_when_refused
 from store.writer import Writer, WriterStatistics
 
+if TYPE_CHECKING:
+    from store.bell import Bell
+
 NEWS_AT_ONCE = 1000
 
 NAMES_A_STATEMENT = 500
@@ -45,7 +48,7 @@ READ_S = 30
 class SqlJournal:
     """`bell` rings when another process may have written; None where there is no other."""
 
-    def __init__(self, database: Database, writer: Writer, engine: AsyncEngine, bell: Bell | None) -> None:
+    def __init__(self, database: Database, writer: Writer, engine: AsyncEngine, bell: "Bell | None") -> None:
         self._database = database
         self._writer = writer
         self._engine = engine

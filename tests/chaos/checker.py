@@ -27,6 +27,7 @@ from engine.needs import needs
 from store import chain
 from store.errors import CorruptBlob, MissingBlob
 from store.journal import Event, Journal, Loaded
+from tests import toy
 from tests.chaos.callers import Answered
 from tests.simulation import reference
 from tests.simulation.oracle import fold_all
@@ -113,7 +114,7 @@ def _of_steps(log: Log, job: Job) -> Iterator[str]:
         yield "a step is there twice"
     submitted = log.facts[0]
     assert isinstance(submitted, JobSubmitted)
-    alone = reference.ending(awake(submitted))
+    alone = reference.ending(awake(submitted), toy.FAMILY)
     done = [reference.made(step) for step in steps]
     if done != alone.steps[: len(done)]:
         yield "its steps are not those of the same request alone"

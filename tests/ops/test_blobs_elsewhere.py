@@ -32,5 +32,5 @@ def test_a_job_goes_on_from_a_bucket_after_all_was_killed(
 def test_an_address_that_names_no_store_is_one_clear_line(tmp_path: Path) -> None:
     ended = run("engine", "serve", "--data", tmp_path, "--blobs", "gopher://hole", "--port", "0")
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr.strip() == "error: gopher://hole: blobs lie in a folder or at s3://bucket/prefix"

@@ -7,7 +7,7 @@ import pytest
 
 from engine.clock import WallClock
 from store.ask import Answered, ask
-from store.errors import BadQuestion, StoreUnavailable
+from store.errors import BadQuestion, QuestionTooLong, StoreUnavailable
 from store.journal import Append, NewEvent
 from store.open import open_journal
 
@@ -83,7 +83,7 @@ async def test_reading_and_several_statements_have_their_own_words(url: str) -> 
 
 
 async def test_an_endless_statement_is_ended(url: str) -> None:
-    with pytest.raises(BadQuestion, match=r"longer than 0.1 s: ask for less"):
+    with pytest.raises(QuestionTooLong, match=r"longer than 0.1 s: ask for less"):
         asked(url, ENDLESS, timeout_s=0.1)
 
 

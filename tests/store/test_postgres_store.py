@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from store.bell import POLL_S, RETRY_S
+from store.database import POLL_S, RETRY_S
 from store.errors import KeyTaken, StoreUnavailable, StreamConflict
 from store.journal import IdempotencyKey, Journal
 from store.open import database_at, open_journal
