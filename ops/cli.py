@@ -1,4 +1,4 @@
-"""`engine`: serve, generate, worker."""
+"""`engine`: serve, generate, worker, models."""
 
 import argparse
 import functools
@@ -90,6 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
     settings_flags(start, "pool", "ranks", "threads", "data", "blobs", "families")
     start.set_defaults(run=_worker)
+
+    from ops import models_command  # which needs this module
+
+    models_command.add(commands)
     return parser
 
 
