@@ -1,6 +1,8 @@
 """`engine models`: checkpoint directories under names, for people. Nothing is ever downloaded."""
 
 import argparse
+import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +18,13 @@ from cards.checkpoint import Checkpoint, Stamps
 from cards.errors import CardError
 from cards.family import Family
 from cards.model import Model
-from ops import models, models_shown
+from cards.request import GenerationRequest, resolve
+from ops import models, models_shown, plan_shown
 from ops.cli import settings_flags, settings_from
 from ops.errors import OpsError
+from ops.plan import TFLOPS, plan
 from ops.settings import Settings
-from ops.tables import note, show, show_json, show_one
+from ops.tables import note, readable, show, show_json, show_one
 
 Run = Callable[[argparse.Namespace, Settings], None]
 
@@ -47,6 +51,21 @@ def add(commands: Any) -> None:
         ("remove", _remove, "forget a registration; no file of the checkpoint is touched"),
     ):
         _command(group, name, run, what).add_argument("name")
+    planned = _command(group, "plan", _plan, "what a job would take: bytes, work and time, without loading weights")
+    planned.add_argument("name")
+    planned.add_argument("--size", metavar="WxH")
+    planned.add_argument("--frames", type=int, metavar="N")
+    planned.add_argument("--steps", type=int, metavar="N")
+    planned.add_argument("--guidance", type=float, metavar="X")
+    what = f"what the device computes in a second, in 10^12 operations (default {TFLOPS}, a prior: two cores of a CPU)"
+    planned.add_argument("--tflops", type=rate, metavar="X", help=what)
+
+
+def rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
 
 
 def option(text: str) -> tuple[str, str]:
@@ -80,14 +99,14 @@ def _add(arguments: argparse.Namespace, settings: Settings) -> None:
     found, family = opened(model)
     about = models_shown.directory(found)
     if not arguments.json:
-        show(about["components"], as_json=False)
-        show_one({name: value for name, value in about.items() if name != "components"}, as_json=False)
+        _show_all(about, "components")
     model = replace(model, files=_digests(found))
     models.put(settings, model, replace=arguments.replace)
     identity = models_shown.identity(model, family)
     if arguments.json:
         show_json({"name": model.name, **identity, "folder": model.folder, **about})
     else:
+        print()
         show_one({"registered": model.name, **identity}, as_json=False)
     note(AT_START.format(name=model.name))
 
@@ -100,7 +119,15 @@ def _list(arguments: argparse.Namespace, settings: Settings) -> None:
             rows.append(models_shown.row(model, found, family))
         except (CardError, OSError) as error:
             rows.append(models_shown.row(model, None, None, str(error)))
-    show(rows, as_json=arguments.json)
+    show(rows if arguments.json else list(map(readable, rows)), as_json=arguments.json)
+
+
+def _show_all(facts: dict[str, Any], *tables: str) -> None:
+    """For people: what is one thing first, then what is many."""
+    show_one(readable({name: value for name, value in facts.items() if name not in tables}), as_json=False)
+    for name in tables:
+        print()
+        show(list(map(readable, facts[name])), as_json=False)
 
 
 def _show(arguments: argparse.Namespace, settings: Settings) -> None:
@@ -110,11 +137,7 @@ def _show(arguments: argparse.Namespace, settings: Settings) -> None:
     if arguments.json:
         show_json(facts)
         return
-    tables = ("components", "loops")
-    show_one({name: value for name, value in facts.items() if name not in tables}, as_json=False)
-    for name in tables:
-        note("")
-        show(facts[name], as_json=False)
+    _show_all(facts, "components", "loops")
 
 
 def _check(arguments: argparse.Namespace, settings: Settings) -> None:
@@ -150,6 +173,19 @@ def _remove(arguments: argparse.Namespace, settings: Settings) -> None:
     model = models.remove(settings, arguments.name)
     show_one({"removed": model.name, "folder": model.folder}, as_json=arguments.json)
     note("its files are where they were; its open jobs wait until it is registered again, with the same content")
+
+
+def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Raises InvalidRequest for what the model does not make."""
+    model = models.named(settings, arguments.name)
+    _, family = opened(model)
+    asked = {name: getattr(arguments, name) for name in ("size", "frames", "steps", "guidance")}
+    request = resolve(GenerationRequest(model=model.name, prompt="any", seed=0, **asked), family.card, random.Random())
+    shown = plan_shown.job(model.name, request, plan(family, request), arguments.tflops)
+    if arguments.json:
+        show_json(shown)
+        return
+    _show_all(shown, "components", "loops", "tensors")
 
 
 def opened(model: Model) -> tuple[Checkpoint, Family]:

@@ -7,9 +7,11 @@ from cards.family import Components, Notice, StepBody
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.sizes import LoopSizes
 from cards.solvers import SOLVERS
 from cards.wan.card import solver_of, text_to_video
 from cards.wan.loops import loops
+from cards.wan.sizes import sizes
 
 
 class Wan:
@@ -18,6 +20,7 @@ class Wan:
         precision = model.precision or checkpoint.precision
         self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
         self.loops = loops(self.card, options["solver"])
+        self._solver = options["solver"]
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
@@ -27,6 +30,9 @@ class Wan:
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         return ()
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        return sizes(self.card, self._checkpoint, self._precision, self._solver, request)
 
     def load(self, device: str) -> Components:
         return Modules(self._checkpoint, self._precision, device)

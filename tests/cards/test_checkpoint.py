@@ -5,7 +5,6 @@ import os
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,24 +12,7 @@ from cards import checkpoint, registry
 from cards.checkpoint import Stamps
 from cards.errors import BadCheckpoint
 from cards.model import Model
-
-
-def safetensors(file: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
-    """A file with a header and a hole: real sizes, no bytes on disk."""
-    width = {"F32": 4, "BF16": 2, "F16": 2}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (dtype, shape) in tensors.items():
-        begin = end
-        numel = 1
-        for size in shape:
-            numel *= size
-        end = begin + numel * width[dtype]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    encoded = json.dumps(header).encode()
-    with file.open("wb") as opened:
-        opened.write(struct.pack("<Q", len(encoded)) + encoded)
-        opened.truncate(8 + len(encoded) + end)
+from tests.holes import safetensors
 
 
 @pytest.fixture
