@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from api import schema
 from cards.card import REQUEST, ModelCard
@@ -121,6 +121,7 @@ def model(card: ModelCard, servable: bool) -> schema.Model:
         steps=schema.Steps(int(steps.least), int(steps.most), int(steps.default)),
         guidance=card.recipe.guidance,
         output=card.output,
+        inputs={} if card.inputs is UNSET else card.inputs,
         servable=servable,
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
-from cards.card import OutputSpec, Range
+from cards.card import InputSpec, OutputSpec, Range
 from cards.request import GenerationRequest
 from engine.events import JobEvent
 
@@ -331,6 +331,8 @@ class Model(Struct, frozen=True, kw_only=True):
     steps: Steps
     guidance: Range
     output: OutputSpec
+    inputs: dict[str, InputSpec]
+    """What may, or must, come along with a request."""
     servable: bool
 
 

@@ -11,7 +11,9 @@ import pytest
 from msgspec import Struct
 
 from cards.model import Model
+from engine.clock import WallClock
 from ops import cli, models
+from ops.doctor import examine
 from ops.errors import BadSettings
 from ops.settings import Settings
 from tests.parity import tiny
@@ -212,6 +214,15 @@ def test_a_file_that_was_touched_is_noticed_without_being_read(registered: Engin
 
     assert "vae/config.json" in registered.models("list", "--json").json[0]["problem"]
     assert registered.models("check", "wan").code == 0
+
+
+async def test_the_doctor_names_a_file_that_changed(registered: Engine, checkpoint: Path) -> None:
+    os.utime(checkpoint / "vae" / "config.json", ns=(1, 1))
+
+    found = await examine(Settings(data=registered.data), WallClock())
+
+    [finding] = [one for one in found if one.what == "model" and one.level == "note"]
+    assert "vae/config.json changed after it was registered: engine models check wan" in finding.message
 
 
 def test_a_removed_model_is_forgotten_and_its_files_stay(registered: Engine, checkpoint: Path) -> None:
