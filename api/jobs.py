@@ -87,7 +87,8 @@ class Jobs:
         """Raises InvalidRequest. An image that the model does not take is not even decoded."""
         if asked.image is None or asked.model not in self._named:
             return {}
-        check_inputs((IMAGE,), self._named[asked.model])
+        if not takes_image(card := self._named[asked.model]):
+            check_inputs((IMAGE,), card)
         data = encoded(IMAGE, asked.image)
         return {IMAGE: await anyio.to_thread.run_sync(picture, IMAGE, data)}
 

@@ -17,6 +17,7 @@ Word = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """Any machine integer: the card says how far a number may go, this only keeps out what no card could ask about."""
 
 Position = Annotated[int, Meta(ge=0, le=2**63 - 1, description="A place in the log; what follows it is answered.")]
+IMAGE = "A PNG, JPEG or WebP file as a data URL or in base64, for a model that starts from one."
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
 Text = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]*$")]
 Words = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
@@ -34,11 +35,9 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Word | None = None
     steps: Word | None = None
     guidance: float | None = None
-    size: Text | None = None
-    """Pixels, as 832x480."""
+    size: Annotated[str, Meta(max_length=256, description="Pixels, as 832x480.")] | None = None
     frames: Word | None = None
-    image: str | None = None
-    """For a model that starts from one: a PNG, JPEG or WebP file as a data URL or in base64."""
+    image: Annotated[str, Meta(description=IMAGE)] | None = None
     preview_every: Word = 0
     priority: Word = 0
     metadata: dict[str, str] = {}

@@ -110,7 +110,10 @@ def _walk(family: Family, state: LoopState, sizes: LoopSizes) -> tuple[list[_Ste
 
 
 def _absent(digest: str, name: str, sizes: LoopSizes) -> TensorRef:
-    sized = sizes.of(name)
+    try:
+        sized = sizes.of(name)
+    except KeyError as error:
+        raise OpsError(f"the family does not say how large {digest} is") from error
     return TensorRef(digest, sized.dtype, sized.shape, (), sized.nbytes)
 
 
