@@ -1,5 +1,6 @@
 """Jobs: submit, fork, list, look, cancel, and what their steps left."""
 
+import anyio.to_thread
 from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +10,9 @@ from api.answers import Json
 from api.body import body
 from api.errors import BadInput
 from api.query import checked_job_id, job_id, query
-from cards.request import GenerationRequest, RequestChanges
+from cards.card import ModelCard
+from cards.given import Given, check_inputs, encoded, picture
+from cards.request import RequestChanges
 from engine.client import Client
 from engine.errors import JobNotFound
 from engine.job import Job
@@ -18,19 +21,28 @@ from engine.views import JobFilter
 IDEMPOTENCY_KEY = "Idempotency-Key"
 KEY_LIMIT = 255
 
+IMAGE = "image"
+"""The one input that comes in the body of a request."""
+
 
 class Jobs:
-    """`body_limit` is in bytes. A client that goes away changes nothing: a job lives in the log."""
+    """Limits are in bytes: `image_limit` is for a body that may bring an image, where a model takes one.
 
-    def __init__(self, client: Client, *, body_limit: int) -> None:
+    A client that goes away changes nothing: a job lives in the log.
+    """
+
+    def __init__(self, client: Client, *, body_limit: int, image_limit: int) -> None:
         self._client = client
         self._body_limit = body_limit
         self._cards = {card.digest: card for card in client.models()}
+        self._named = {card.name: card for card in self._cards.values()}
+        self._submit_limit = max(body_limit, image_limit) if any(map(takes_image, self._named.values())) else body_limit
 
     async def submit(self, request: Request) -> Response:
         """Accept a job; answered once it is durable. The same Idempotency-Key and body give the same job."""
-        asked = await body(request, schema.JobRequest, limit=self._body_limit)
-        job = await self._client.submit(GenerationRequest(**structs.asdict(asked)), idempotency_key(request))
+        key = idempotency_key(request)
+        asked = await body(request, schema.JobRequest, limit=self._submit_limit)
+        job = await self._client.submit(asked.generation, key, await self._given(asked))
         return Json(self._shown(job), 202, {"location": present.location(job.id)})
 
     async def fork(self, request: Request) -> Response:
@@ -71,6 +83,15 @@ class Jobs:
         """Every completed step's tensors, by digest."""
         return Json([present.checkpoint(step) for step in await self._client.checkpoints(job_id(request))])
 
+    async def _given(self, asked: schema.JobRequest) -> dict[str, Given]:
+        """Raises InvalidRequest. An image that the model does not take is not even decoded."""
+        if asked.image is None or asked.model not in self._named:
+            return {}
+        if not takes_image(card := self._named[asked.model]):
+            check_inputs((IMAGE,), card)
+        data = encoded(IMAGE, asked.image)
+        return {IMAGE: await anyio.to_thread.run_sync(picture, IMAGE, data)}
+
     def _shown(self, job: Job) -> schema.Job:
         return present.job(job, self._cards, self._client.held_up(job))
 
@@ -80,6 +101,10 @@ class Jobs:
             await self._client.job(checked_job_id(after))
         except JobNotFound as error:
             raise BadInput("after", f"{error}; give the last_id of a page, or leave it out") from error
+
+
+def takes_image(card: ModelCard) -> bool:
+    return card.inputs is not UNSET and IMAGE in card.inputs
 
 
 def idempotency_key(request: Request) -> str | None:

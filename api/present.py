@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from api import schema
-from cards.card import ModelCard
+from cards.card import REQUEST, ModelCard
 from cards.wire import ArtifactRef
 from engine import views
 from engine.client import StepTensors, Told
@@ -33,6 +33,9 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         seed=request.seed,
         steps=request.steps,
         guidance=request.guidance,
+        size=request.size,
+        frames=request.frames,
+        inputs=_inputs(job),
         preview_every=request.preview_every,
         priority=request.priority,
         metadata=request.metadata,
@@ -52,6 +55,11 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         card=job.model.card,
         weights=job.model.weights,
     )
+
+
+def _inputs(job: Job) -> dict[str, str]:
+    came = f"{REQUEST}."
+    return {name.removeprefix(came): ref.digest for name, ref in job.outputs.items() if name.startswith(came)}
 
 
 def progress(job: Job, card: ModelCard | None) -> schema.Progress:
@@ -113,6 +121,7 @@ def model(card: ModelCard, servable: bool) -> schema.Model:
         steps=schema.Steps(int(steps.least), int(steps.most), int(steps.default)),
         guidance=card.recipe.guidance,
         output=card.output,
+        inputs={} if card.inputs is UNSET else card.inputs,
         servable=servable,
     )
 

@@ -5,9 +5,10 @@ A field keeps its meaning for as long as `/v1` is served; a new one may appear a
 
 from typing import Annotated, Literal, get_args
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
-from cards.card import OutputSpec, Range
+from cards.card import InputSpec, OutputSpec, Range
+from cards.request import GenerationRequest
 from engine.events import JobEvent
 
 Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
@@ -16,6 +17,7 @@ Word = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """Any machine integer: the card says how far a number may go, this only keeps out what no card could ask about."""
 
 Position = Annotated[int, Meta(ge=0, le=2**63 - 1, description="A place in the log; what follows it is answered.")]
+IMAGE = "A PNG, JPEG or WebP file as a data URL or in base64, for a model that starts from one."
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
 Text = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]*$")]
 Words = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
@@ -33,9 +35,19 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Word | None = None
     steps: Word | None = None
     guidance: float | None = None
+    size: Annotated[str, Meta(max_length=256, description="Pixels, as 832x480.")] | None = None
+    frames: Word | None = None
+    image: Annotated[str, Meta(description=IMAGE)] | None = None
     preview_every: Word = 0
     priority: Word = 0
     metadata: dict[str, str] = {}
+
+    @property
+    def generation(self) -> GenerationRequest:
+        """The words of it, without what comes along."""
+        words = structs.asdict(self)
+        del words["image"]
+        return GenerationRequest(**words)
 
 
 class Because(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +96,8 @@ class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Word | UnsetType = UNSET
     steps: Word | UnsetType = UNSET
     guidance: float | UnsetType = UNSET
+    size: Text | UnsetType = UNSET
+    frames: Word | UnsetType = UNSET
     preview_every: Word | UnsetType = UNSET
     priority: Word | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
@@ -175,6 +189,11 @@ class Job(Struct, frozen=True, kw_only=True):
     seed: int
     steps: int
     guidance: float
+    size: str | None
+    frames: int | None
+    """Null where the model makes one size only, and so for `size`."""
+    inputs: dict[str, str]
+    """What came along, as the digests of its tensors."""
     preview_every: int
     priority: int
     metadata: dict[str, str]
@@ -311,6 +330,8 @@ class Model(Struct, frozen=True, kw_only=True):
     steps: Steps
     guidance: Range
     output: OutputSpec
+    inputs: dict[str, InputSpec]
+    """What may, or must, come along with a request."""
     servable: bool
 
 

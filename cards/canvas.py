@@ -11,7 +11,7 @@ from cards.errors import InvalidRequest
 if TYPE_CHECKING:
     from cards.request import ResolvedRequest
 
-SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})", re.ASCII)
 
 
 def choose(size: str | None, frames: int | None, card: ModelCard) -> tuple[str | None, int | None]:

@@ -5,6 +5,7 @@ config and, if it has weights, safetensors files.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -15,6 +16,8 @@ from msgspec import Struct
 
 from cards.card import ComponentSpec, Precision
 from cards.errors import BadCheckpoint
+
+log = logging.getLogger("keyframe.cards")
 
 INDEX = "model_index.json"
 CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
@@ -51,6 +54,13 @@ class Stamp(Struct, frozen=True):
 
 Stamps: TypeAlias = dict[str, Stamp]
 
+Told: TypeAlias = Callable[[Path, int], None]
+"""Hears of every so many bytes of a file that have been read."""
+
+
+def _nobody(file: Path, nbytes: int) -> None:
+    pass
+
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
     """`settings` are the entries of the model index that are no parts, such as `boundary_ratio`."""
@@ -64,9 +74,15 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[Path, ...]:
         return (self.root / INDEX, *(file for part in self.parts.values() for file in part.files))
 
-    def stamps(self, known: Mapping[str, Stamp] = {}, told: Callable[[Path], None] = lambda file: None) -> Stamps:
+    @property
+    def nbytes(self) -> int:
+        """Of all files on disk."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def stamps(self, known: Mapping[str, Stamp] = {}, told: Told = _nobody) -> Stamps:
         """Every file by its path below the root. One that looks as it did is not read; `told` of those that are."""
-        return {str(file.relative_to(self.root)): _stamp(self.root, file, known, told) for file in self.files}
+        names = {str(file.relative_to(self.root)): file for file in self.files}
+        return {name: _stamp(file, known.get(name), told) for name, file in names.items()}
 
     def components(self, precision: Precision) -> dict[str, ComponentSpec]:
         """What a card says of the parts."""
@@ -90,7 +106,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 def read(root: Path) -> Checkpoint:
     """Raises BadCheckpoint, which names all that is missing."""
     if not (root / INDEX).is_file():
-        raise BadCheckpoint(root, f"has no {INDEX}: give the folder that `save_pretrained` of a pipeline wrote")
+        raise BadCheckpoint(root, _no_index(root))
     index = _json(root / INDEX)
     pipeline = index.get("_class_name")
     if not isinstance(pipeline, str):
@@ -104,8 +120,18 @@ def read(root: Path) -> Checkpoint:
             missing.append(error.problem)
     if missing:
         raise BadCheckpoint(root, "; ".join(missing))
+    if not parts:
+        raise BadCheckpoint(root, f"{INDEX} names no parts")
     settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
     return Checkpoint(root=root, pipeline=pipeline, settings=settings, parts=parts)
+
+
+def _no_index(root: Path) -> str:
+    if not root.is_dir():
+        return "is no directory"
+    loose = [file.name for file in sorted(root.iterdir()) if file.suffix in (".safetensors", ".pth", ".pt", ".ckpt")]
+    found = f"; {', '.join(loose[:3])} is another layout, which diffusers converts" if loose else ""
+    return f"has no {INDEX}: give the folder that `save_pretrained` of a pipeline wrote{found}"
 
 
 def digest(stamps: Stamps) -> str:
@@ -113,17 +139,40 @@ def digest(stamps: Stamps) -> str:
     return blake3(json.dumps(sorted((path, stamp.digest) for path, stamp in stamps.items())).encode()).hexdigest()
 
 
-def _stamp(root: Path, file: Path, known: Mapping[str, Stamp], told: Callable[[Path], None]) -> Stamp:
+def touched(root: Path, stamps: Stamps) -> list[str]:
+    """The files that do not look as they did, or are gone. Nothing is read."""
+    return [name for name, stamp in stamps.items() if _looks(root / name) != (stamp.nbytes, stamp.changed_ns)]
+
+
+def _looks(file: Path) -> tuple[int, int] | None:
+    try:
+        about = file.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns
+
+
+def stamp(file: Path, told: Told = _nobody) -> Stamp:
+    """Reads all of it."""
     about = file.stat()
-    before = known.get(str(file.relative_to(root)))
-    if before is not None and (before.nbytes, before.changed_ns) == (about.st_size, about.st_mtime_ns):
-        return before
-    told(file)
     hashed = blake3()
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK_BYTES):
             hashed.update(chunk)
+            told(file, len(chunk))
     return Stamp(about.st_size, about.st_mtime_ns, hashed.hexdigest())
+
+
+def _stamp(file: Path, before: Stamp | None, told: Told) -> Stamp:
+    if before is None:
+        return stamp(file, told)
+    if _looks(file) == (before.nbytes, before.changed_ns):
+        return before
+    log.info("%s is not as it was when its digest was taken: reading it", file)
+    now = stamp(file, told)
+    if now.digest != before.digest:
+        log.warning("%s has changed since it was registered: these are other weights than those", file)
+    return now
 
 
 def _listed(index: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -174,7 +223,10 @@ class _Tensor(Struct, frozen=True):
 def _weights(name: str, folder: Path) -> list[Path]:
     """The files of the main variant: one, or the shards that its index names."""
     for index in sorted(folder.glob("*.safetensors.index.json")):
-        shards = sorted(set(_json(index).get("weight_map", {}).values()))
+        named = _json(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
+            raise BadCheckpoint(folder, f"{name}: {index.name} has no weight_map of file names")
+        shards = sorted(set(named.values()))
         if absent := [shard for shard in shards if not (folder / shard).is_file()]:
             raise BadCheckpoint(folder, f"{name}: {index.name} names {', '.join(absent)}, which is not there")
         return [folder / shard for shard in shards]

@@ -1,7 +1,8 @@
 """What comes with a request beside its words: tensors by the names of the card's inputs. No torch."""
 
+import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct
@@ -24,6 +25,19 @@ class Given(Struct, frozen=True):
     data: bytes = b""
 
 
+def encoded(field: str, text: str) -> bytes:
+    """The bytes of a data URL or of bare base64. Raises InvalidRequest."""
+    head, comma, data = text.partition(",") if text.startswith("data:") else ("", "", text)
+    if bool(head) != bool(comma) or (head and not head.endswith(";base64")):
+        raise InvalidRequest(field, "is no data URL of base64: it begins with data:image/png;base64, or the like")
+    try:
+        return base64.b64decode("".join(data.split()), validate=True)
+    except ValueError as error:  # also what is not ASCII
+        raise InvalidRequest(
+            field, "is neither base64 nor a data URL; send the file's bytes, not its address"
+        ) from error
+
+
 def picture(field: str, data: bytes) -> Given:
     """An image file as uint8 (H, W, 3). Raises InvalidRequest."""
     import numpy as np
@@ -39,12 +53,14 @@ def picture(field: str, data: bytes) -> Given:
     return Given(*codec.encode_array(pixels))
 
 
-def check_inputs(given: Mapping[str, Given], card: ModelCard) -> None:
-    """Raises InvalidRequest, which names the input that is missing or that the card does not take."""
+def check_inputs(given: Collection[str], card: ModelCard) -> None:
+    """`given` are names. Raises InvalidRequest with the first that is missing or that the card does not take."""
     inputs = {} if card.inputs is UNSET else card.inputs
     for name in given:
         if name not in inputs:
-            raise InvalidRequest(name, f"{card.name} takes no such input; it takes {', '.join(inputs) or 'none'}")
+            raise InvalidRequest(
+                name, f"{card.name} takes no such input; it takes: {', '.join(inputs) or 'none'}; leave it out"
+            )
     for name, spec in inputs.items():
         if spec.required and name not in given:
             raise InvalidRequest(name, f"is missing: {card.name} needs one ({spec.kind})")

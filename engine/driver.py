@@ -155,11 +155,12 @@ def _plan(family: Family, state: LoopState) -> WorkPlan | Done:
     """The loop's next step. Whether what it derives is stored is the card's to say, not the loop's."""
     plan = _loop(family, state).next(state)
     if isinstance(plan, WorkPlan) and plan.derives:
-        return replace(plan, snapshot=_is_snapshot(family.card.loops[state.loop].snapshot_every, state))
+        return replace(plan, snapshot=is_snapshot(family.card.loops[state.loop].snapshot_every, state))
     return plan
 
 
-def _is_snapshot(every: int | UnsetType, state: LoopState) -> bool:
+def is_snapshot(every: int | UnsetType, state: LoopState) -> bool:
+    """Whether what the step after this state derives is stored."""
     done = state.step + 1
     return every is UNSET or done % every == 0 or done == state.steps
 

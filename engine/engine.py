@@ -46,6 +46,8 @@ FREES = frozenset(
 
 WRONG_BLOBS = "this worker's blob folder is not the engine's: start it with the --data folder of the engine"
 
+ASK_THERE = "`engine models check NAME` says there which file of a registered checkpoint differs"
+
 LAST_WORDS_S = 0.05
 """What a process sent before it ended may still be on its way: its last result decides which step it died of."""
 
@@ -342,7 +344,8 @@ class Engine:
         self._introduced.pop(hello.worker, None)
         strange = [model.name for model in hello.models if self.identities.get(model.name) != model]
         if strange:
-            log.warning("worker %s has another card or other weights for: %s", hello.worker, ", ".join(strange))
+            names = ", ".join(strange)
+            log.warning("worker %s has another card or other weights for: %s (%s)", hello.worker, names, ASK_THERE)
         log.info("worker %s joined pool %s with %d ranks", hello.worker, hello.pool, hello.ranks)
         if before is not None:
             self._lost(before, "the worker started again", blame=False)

@@ -195,5 +195,6 @@ def mismatch(pinned: ModelIdentity, here: Mapping[str, ModelIdentity]) -> str | 
     if ours.card != pinned.card:
         return f"the job pins card {pinned.card[:16]}, this engine has {ours.card[:16]}"
     if ours.weights != pinned.weights:
-        return f"the job pins weights {pinned.weights[:16]}, this engine has {ours.weights[:16]}"
+        asked = f"`engine models check {pinned.name}` says which file of a checkpoint differs"
+        return f"the job pins weights {pinned.weights[:16]}, this engine has {ours.weights[:16]}; {asked}"
     return None

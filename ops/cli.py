@@ -1,4 +1,4 @@
-"""`engine`: serve, generate, worker."""
+"""`engine`: serve, generate, worker, models."""
 
 import argparse
 import functools
@@ -80,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--seed", type=int, metavar="N")
     generate.add_argument("--steps", type=int, metavar="N")
     generate.add_argument("--guidance", type=float, metavar="X")
+    generate.add_argument("--size", metavar="WxH", help="pixels, as 832x480")
+    generate.add_argument("--frames", type=int, metavar="N")
+    generate.add_argument("--image", type=Path, metavar="FILE", help="for a model that starts from one")
     generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
     generate.add_argument("--out", type=Path, default=Path("out/clip.mp4"), metavar="FILE")
     generate.add_argument("--server", metavar="URL", help="an engine elsewhere")
@@ -90,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
     settings_flags(start, "pool", "ranks", "threads", "data", "blobs", "families")
     start.set_defaults(run=_worker)
+
+    from ops import models_command  # which needs this module
+
+    models_command.add(commands)
     return parser
 
 
@@ -104,11 +111,11 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     settings = replace(settings_from(arguments), port=0)  # whoever serves on a port of note is not in our way
     logging.getLogger().setLevel(logging.ERROR)  # the progress bar says what a person wants to know
-    fields = ("model", "prompt", "negative_prompt", "seed", "steps", "guidance", "preview_every")
+    fields = ("model", "prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames", "preview_every")
     given = ((name, getattr(arguments, name)) for name in fields)
     request = {name: value for name, value in given if value is not None}
     _check(request, arguments.out)
-    make = functools.partial(generate, request, arguments.out, settings, arguments.server)
+    make = functools.partial(generate, request, arguments.out, settings, arguments.server, _image(arguments.image))
     try:
         files = anyio.run(make, backend_options={"use_uvloop": True})
     except KeyboardInterrupt:
@@ -116,6 +123,14 @@ def _generate(arguments: argparse.Namespace) -> None:
         raise
     for path in files:
         print(path)
+
+
+def _image(file: Path | None) -> bytes | None:
+    """Raises BadSettings."""
+    try:
+        return None if file is None else file.read_bytes()
+    except OSError as error:
+        raise BadSettings(f"image: cannot read {file}: {error.strerror}") from error
 
 
 def _check(request: dict[str, Any], out: Path) -> None:

@@ -10,14 +10,15 @@ from typing import Literal
 
 from msgspec import Struct
 
-from cards import registry
+from cards import checkpoint, registry
 from cards.errors import CardError
 from cards.family import Family
+from cards.model import Model
 from engine import check
 from engine.audit import audit
 from engine.clock import Clock
 from ops.live import live_engines
-from ops.models import families_of
+from ops.models import families_of, read_models
 from ops.settings import Settings
 from store.errors import StoreError
 from store.journal import EngineRow, JobFilter, Journal
@@ -113,9 +114,18 @@ def _numerics() -> Finding:
 def _models(settings: Settings) -> list[Finding]:
     try:
         families = families_of(settings).values()
-        return [Finding("model", "ok", " ".join(map(str, _identity(family)))) for family in families]
+        findings = [Finding("model", "ok", " ".join(map(str, _identity(family)))) for family in families]
+        return [*findings, *filter(None, map(_registered, read_models(settings)))]
     except (CardError, OSError) as error:
         return [Finding("model", "wrong", str(error))]
+
+
+def _registered(model: Model) -> Finding | None:
+    """A checkpoint whose files do not look as they did: other weights, or the same ones copied anew."""
+    if not (touched := checkpoint.touched(model.root, model.files)):
+        return None
+    remedy = f"engine models check {model.name}, then engine models add {model.name} {model.folder} --replace"
+    return Finding("model", "note", f"{model.name}: {', '.join(touched)} changed after it was registered: {remedy}")
 
 
 def _identity(family: Family) -> tuple[str, str, str, str, str]:

@@ -4,6 +4,7 @@ An engine that already serves the data folder is used; otherwise one runs here f
 and called again with the same words, it finds its job in the log and goes on.
 """
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import anyio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cards.given import picture
 from ops.errors import JobEnded, NoEngine, OpsError
 from ops.remote import JobObject, Remote, connect
 from ops.serve import running
@@ -22,20 +24,24 @@ from ops.whereabouts import running_engine
 console = Console(stderr=True)
 
 
-async def generate(request: dict[str, Any], out: Path, settings: Settings, server: str | None) -> list[Path]:
-    """Returns the files written: the clip, then its contact sheet. Raises JobEnded, OpsError."""
+async def generate(
+    request: dict[str, Any], out: Path, settings: Settings, server: str | None, image: bytes | None = None
+) -> list[Path]:
+    """Returns the files written: the clip, then its contact sheet. Raises JobEnded, OpsError, InvalidRequest."""
+    inputs = {} if image is None else {"image": picture("image", image).ref.digest}
+    body = request if image is None else request | {"image": base64.b64encode(image).decode()}
     while True:
         try:
             async with _engine(settings, server) as url, connect(url, elsewhere=server is not None) as remote:
-                return await _generate(remote, request, out, resumes=server is None)
+                there = await _unfinished(remote, request | {"inputs": inputs}) if server is None else None
+                return await _generate(remote, there, body, out)
         except NoEngine:
             if server is not None:
                 raise  # the engine of another call has served this folder and is gone: the log has the job
 
 
-async def _generate(remote: Remote, request: dict[str, Any], out: Path, *, resumes: bool) -> list[Path]:
-    """`resumes`: a job that an earlier call with this request left behind is ours. On a server it may be anyone's."""
-    job = await _unfinished(remote, request) if resumes else None
+async def _generate(remote: Remote, job: JobObject | None, request: dict[str, Any], out: Path) -> list[Path]:
+    """`job` is one that an earlier call with this request left behind."""
     if job is None:
         job = await remote.submit(request)
     else:
@@ -59,10 +65,11 @@ async def _engine(settings: Settings, server: str | None) -> AsyncIterator[str]:
 
 
 async def _unfinished(remote: Remote, request: dict[str, Any]) -> JobObject | None:
+    """One that an earlier call with this request left behind in this folder. On a server it might be anyone's."""
     for status in ("queued", "running"):  # in the order in which a job goes through them, so that none is missed
         for row in await remote.jobs(status=status, limit=1000):
             job = await remote.job(row["id"])
-            if all(job[field] == value for field, value in request.items()):
+            if all(job.get(field) == value for field, value in request.items()):
                 return job
     return None
 

@@ -36,6 +36,21 @@ def show_one(facts: dict[str, Any], *, as_json: bool) -> None:
         print(f"{name:<{width}}  {_cell(value)}")
 
 
+def readable(facts: dict[str, Any]) -> dict[str, Any]:
+    """The same with bytes in words: for people, who compare gigabytes."""
+    return {name: size(value) if "bytes" in name else value for name, value in facts.items()}
+
+
+def size(nbytes: int | None) -> str:
+    """Decimal, as disks and models are sold."""
+    if nbytes is None:
+        return "-"
+    for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
+        if nbytes >= 10**power:
+            return f"{nbytes / 10**power:.2f} {unit}"
+    return f"{nbytes} B"
+
+
 def show_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 

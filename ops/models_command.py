@@ -1,0 +1,220 @@
+"""`engine models`: checkpoint directories under names, for people. Nothing is ever downloaded."""
+
+import argparse
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from cards import checkpoint, registry
+from cards.card import Precision
+from cards.checkpoint import Checkpoint, Stamps
+from cards.errors import CardError
+from cards.family import Family
+from cards.model import Model
+from cards.request import GenerationRequest, resolve
+from ops import models, models_shown, plan_shown
+from ops.cli import settings_flags, settings_from
+from ops.errors import OpsError
+from ops.plan import TFLOPS, plan
+from ops.settings import Settings
+from ops.tables import note, readable, show, show_json, show_one
+
+Run = Callable[[argparse.Namespace, Settings], None]
+
+AT_START = "running engines and workers read models.json at their start: restart them to serve {name}"
+
+
+class Differs(OpsError):
+    """A checkpoint that is not what was registered."""
+
+
+def add(commands: Any) -> None:
+    what = "register checkpoint directories, and look at them"
+    group = commands.add_parser("models", help=what, description=what).add_subparsers(required=True, metavar="COMMAND")
+    new = _command(group, "add", _add, "check a checkpoint directory and register it under a name")
+    new.add_argument("name")
+    new.add_argument("folder", type=Path, metavar="DIR", help="as `save_pretrained` of a diffusers pipeline wrote it")
+    new.add_argument("--precision", choices=get_args(Precision), help="of the modules (default: as stored)")
+    new.add_argument("--option", type=option, action="append", default=[], metavar="KEY=VALUE", help="as solver=euler")
+    new.add_argument("--replace", action="store_true", help="register a name again")
+    _command(group, "list", _list, "the registered checkpoints")
+    for name, run, what in (
+        ("show", _show, "a model's card, identity and place"),
+        ("check", _check, "read all files again and compare them with what was registered"),
+        ("remove", _remove, "forget a registration; no file of the checkpoint is touched"),
+    ):
+        _command(group, name, run, what).add_argument("name")
+    planned = _command(group, "plan", _plan, "what a job would take: bytes, work and time, without loading weights")
+    planned.add_argument("name")
+    planned.add_argument("--size", metavar="WxH")
+    planned.add_argument("--frames", type=int, metavar="N")
+    planned.add_argument("--steps", type=int, metavar="N")
+    planned.add_argument("--guidance", type=float, metavar="X")
+    what = f"what the device computes in a second, in 10^12 operations (default {TFLOPS}, a prior: two cores of a CPU)"
+    planned.add_argument("--tflops", type=rate, metavar="X", help=what)
+
+
+def rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
+def option(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not KEY=VALUE")
+    return key, value
+
+
+def _command(group: Any, name: str, run: Run, what: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = group.add_parser(name, help=what, description=what)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    settings_flags(parser, "data", "families")
+
+    def with_settings(arguments: argparse.Namespace) -> None:
+        with _readable():
+            run(arguments, settings_from(arguments))
+
+    parser.set_defaults(run=with_settings)
+    return parser
+
+
+def _add(arguments: argparse.Namespace, settings: Settings) -> None:
+    models.check_name(settings, arguments.name, replace=arguments.replace)
+    model = Model(
+        name=arguments.name,
+        folder=str(arguments.folder.absolute()),
+        precision=arguments.precision,
+        options=dict(arguments.option),
+    )
+    found, family = opened(model)
+    about = models_shown.directory(found)
+    if not arguments.json:
+        _show_all(about, "components")
+    model = replace(model, files=_digests(found))
+    models.put(settings, model, replace=arguments.replace)
+    identity = models_shown.identity(model, family)
+    if arguments.json:
+        show_json({"name": model.name, **identity, "folder": model.folder, **about})
+    else:
+        print()
+        show_one({"registered": model.name, **identity}, as_json=False)
+    note(AT_START.format(name=model.name))
+
+
+def _list(arguments: argparse.Namespace, settings: Settings) -> None:
+    rows = []
+    for model in models.read_models(settings):
+        try:
+            found, family = opened(model)
+            rows.append(models_shown.row(model, found, family))
+        except (CardError, OSError) as error:
+            rows.append(models_shown.row(model, None, None, str(error)))
+    show(rows if arguments.json else list(map(readable, rows)), as_json=arguments.json)
+
+
+def _show_all(facts: dict[str, Any], *tables: str) -> None:
+    """For people: what is one thing first, then what is many."""
+    show_one(readable({name: value for name, value in facts.items() if name not in tables}), as_json=False)
+    for name in tables:
+        print()
+        show(list(map(readable, facts[name])), as_json=False)
+
+
+def _show(arguments: argparse.Namespace, settings: Settings) -> None:
+    model = models.named(settings, arguments.name)
+    found, family = opened(model)
+    facts = models_shown.model(model, found, family)
+    if arguments.json:
+        show_json(facts)
+        return
+    _show_all(facts, "components", "loops")
+
+
+def _check(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Raises Differs, once it has shown which files do."""
+    model = models.named(settings, arguments.name)
+    names = sorted(model.files)
+    if absent := [name for name in names if not (model.root / name).is_file()]:
+        there: Stamps = {}
+        problem = f"{', '.join(absent)} is gone"
+    else:
+        found = checkpoint.read(model.root)
+        there = _digests(found)
+        problem = ""
+    rows = [{"file": name, "state": _state(name, model.files, there, absent)} for name in sorted({*names, *there})]
+    show(rows, as_json=arguments.json)
+    if changed := [str(row["file"]) for row in rows if row["state"] not in ("same", "not read")]:
+        problem = problem or f"{', '.join(changed)} differs"
+        remedy = f"restore it, or register what is there: engine models add {model.name} {model.folder} --replace"
+        raise Differs(f"{model.name} is not what was registered: {problem}; {remedy}")
+
+
+def _state(name: str, known: Stamps, there: Stamps, absent: list[str]) -> str:
+    if name in absent:
+        return "missing"
+    if absent:
+        return "not read"
+    if name not in known:
+        return "new"
+    return "same" if name in there and there[name].digest == known[name].digest else "changed"
+
+
+def _remove(arguments: argparse.Namespace, settings: Settings) -> None:
+    model = models.remove(settings, arguments.name)
+    show_one({"removed": model.name, "folder": model.folder}, as_json=arguments.json)
+    note("its files are where they were; its open jobs wait until it is registered again, with the same content")
+
+
+def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Raises InvalidRequest for what the model does not make."""
+    model = models.named(settings, arguments.name)
+    _, family = opened(model)
+    asked = {name: getattr(arguments, name) for name in ("size", "frames", "steps", "guidance")}
+    request = resolve(GenerationRequest(model=model.name, prompt="any", seed=0, **asked), family.card, random.Random())
+    shown = plan_shown.job(model.name, request, plan(family, request), arguments.tflops)
+    if arguments.json:
+        show_json(shown)
+        return
+    _show_all(shown, "components", "loops", "tensors")
+
+
+def opened(model: Model) -> tuple[Checkpoint, Family]:
+    """A directory and what its card makes of it, checked as at an engine's start. Raises CardError."""
+    return checkpoint.read(model.root), registry.load((), (model,))[model.name]
+
+
+def _digests(found: Checkpoint) -> Stamps:
+    """Reads all files, with a bar for people."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(30),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("reading", total=found.nbytes)
+
+        def told(file: Path, nbytes: int) -> None:
+            progress.update(bar, advance=nbytes, description=f"{file.parent.name}/{file.name}")
+
+        return found.stamps(told=told)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raises OpsError for a file that cannot be read: it is no fault of this code."""
+    try:
+        yield
+    except OSError as error:
+        raise OpsError(f"cannot read {error.filename}: {error.strerror}") from error
