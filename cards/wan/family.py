@@ -8,7 +8,7 @@ from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
 from cards.solvers import SOLVERS
-from cards.wan.card import solver_of, text_to_video
+from cards.wan.card import solver_of, video
 from cards.wan.loops import loops
 
 
@@ -16,7 +16,7 @@ class Wan:
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
         options = model.choose(solver=(solver_of(checkpoint), *SOLVERS))
         precision = model.precision or checkpoint.precision
-        self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
+        self.card = video(model.name, checkpoint, precision, options["solver"])
         self.loops = loops(self.card, options["solver"])
         self._model = model
         self._checkpoint = checkpoint

@@ -1,0 +1,42 @@
+"""A job that is resumed after every step: each step is another engine's and another worker's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from cards.family import Family
+from cards.given import Given
+from cards.request import GenerationRequest
+from engine.events import StepCompleted
+from tests.parity.reference import Outcome, ended
+from tests.sim import Running, World
+
+
+async def run_resumed(family: Family, request: Mapping[str, Any], given: Mapping[str, Given] = {}) -> Outcome:
+    """What is handed on is the journal and the blobs. The modules are loaded anew each time."""
+    world = World(families=(family,))
+    async with world.engine(workers=0) as running:
+        submitted = await running.client.submit(GenerationRequest(model=family.card.name, **request), given=given)
+    after, engines = 0, 0
+    while True:
+        async with world.engine(workers=0) as running:
+            running.add_worker(credits=1)
+            running.workers[0].hold_at = 2
+            last = await _one_step(running, submitted.id, after)
+            if (await running.client.job(submitted.id)).terminal:
+                outcome = await ended(running, submitted.id)
+                assert engines >= len(outcome.steps) - 1, "an engine did more than one step"
+                return outcome
+            after, engines = last, engines + 1
+
+
+async def _one_step(running: Running, job_id: str, after: int) -> int:
+    """The position of the event which says that a step is on disk."""
+    with anyio.fail_after(60.0):
+        async for told in running.client.watch(job_id, after=after):
+            for one in told:
+                after = one.position
+            if any(isinstance(one.event, StepCompleted) for one in told):
+                break
+    return after
