@@ -47,6 +47,15 @@ class Range(Struct, frozen=True):
     default: float
 
 
+class Experts(Struct, frozen=True, kw_only=True):
+    """Two transformers for one schedule: `transformer` while the time is at least `boundary` (1 is noise), then
+    `transformer_2`, which is guided by `guidance` and not as the request says.
+    """
+
+    boundary: float
+    guidance: float
+
+
 class RecipeSpec(Struct, frozen=True, kw_only=True):
     """How the weights came to be, and what that binds them to.
 
@@ -62,6 +71,7 @@ class RecipeSpec(Struct, frozen=True, kw_only=True):
     guidance: Range
     shift: float
     parents: tuple[str, ...] = ()
+    experts: Experts | UnsetType = UNSET
 
 
 class ParitySpec(Struct, frozen=True, kw_only=True):
@@ -199,6 +209,8 @@ def _recipe_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
                 f"components.{name}.precision",
                 f"{component.precision} is not the recipe's {recipe.assumes_precision}",
             )
+    if recipe.experts and not 0 < recipe.experts.boundary < 1:
+        yield "recipe.experts.boundary", f"{recipe.experts.boundary:g} is not between 0 and 1"
     for name, choice in (("steps", recipe.steps), ("guidance", recipe.guidance)):
         if not choice.least <= choice.default <= choice.most:
             yield f"recipe.{name}", f"the default {choice.default:g} is outside {choice.least:g} to {choice.most:g}"

@@ -1,10 +1,19 @@
-"""The cards of Wan 2.1, read off a checkpoint: whatever the directory holds, 1.3B or 14B, is what the card says."""
+"""The cards of Wan, read off a checkpoint: whatever the directory holds, 1.3B or 14B, is what the card says.
+
+Four kinds: from text or from an image too, with one transformer (Wan 2.1) or an expert each for high and for low noise
+(Wan 2.2 A14B).
+"""
 
 from typing import Any
 
+from msgspec import UNSET
+
 from cards import solvers
 from cards.card import (
+    REQUEST,
     Canvas,
+    Experts,
+    InputSpec,
     LoopSpec,
     ModelCard,
     Node,
@@ -18,64 +27,89 @@ from cards.card import (
 )
 from cards.checkpoint import Checkpoint
 from cards.errors import BadCheckpoint
+from cards.wan import published
 
 TEXT_TOKENS = 512
 """What every prompt is padded to, and may have at most."""
-
-PRESETS = (Preset(832, 480, 3.0), Preset(480, 832, 3.0), Preset(1280, 720, 5.0), Preset(720, 1280, 5.0))
-"""With the flow shifts of Wan 2.1's own configuration (wan/configs and generate.py)."""
 
 SNAPSHOT_EVERY = 8
 """A step of UniPC leaves four latents; its own output is half of one, and the rest follows from it."""
 
 PARTS = ("tokenizer", "text_encoder", "transformer", "scheduler", "vae")
+CLIP = ("image_encoder", "image_processor")
+LOW_NOISE = "transformer_2"
+FROM_IMAGE = "WanImageToVideoPipeline"
 
 
-def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) -> ModelCard:
+def video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) -> ModelCard:
     """Raises BadCheckpoint."""
     checkpoint.require(*PARTS)
-    denoise = f"wan.{solver}.cfg/1"
-    components = {part: spec for part, spec in checkpoint.components(precision).items() if part in PARTS}
+    image, boundary = checkpoint.pipeline == FROM_IMAGE, checkpoint.settings.get("boundary_ratio")
+    sees = image and checkpoint.parts["transformer"].config().get("image_dim") is not None
+    if checkpoint.settings.get("expand_timesteps"):
+        raise BadCheckpoint(checkpoint.root, "expand_timesteps is set (Wan 2.2 TI2V 5B), which no card here does")
+    parts = (*PARTS, *(CLIP if sees else ()), *((LOW_NOISE,) if boundary is not None else ()))
+    checkpoint.require(*parts)
+    about = published.of(image=image, experts=boundary is not None)
+    denoise = semantics(solver, image=image, experts=boundary is not None)
     return ModelCard(
         name=name,
         family="wan",
-        version="2.1",
-        task="text_to_video",
-        components=components,
-        loops=_loops(denoise, solver),
+        version=about.version,
+        task="image_to_video" if image else "text_to_video",
+        components={part: spec for part, spec in checkpoint.components(precision).items() if part in parts},
+        loops=_loops(denoise, solver, parts, image=image),
         recipe=RecipeSpec(
             method="flow_matching",
             data="as published",
             assumes_loop={"denoise": denoise},
             assumes_precision=precision,
-            steps=Range(1, 1000, 50),
-            guidance=Range(1, 20, 5),
-            shift=PRESETS[0].shift,
+            steps=Range(1, 1000, about.steps),
+            guidance=Range(1, 20, about.guidance),
+            shift=about.presets[0].shift,
+            experts=UNSET if boundary is None else Experts(boundary=boundary, guidance=about.low_noise_guidance),
         ),
-        parity=ParitySpec(reference="diffusers.WanPipeline", rung="C1"),
-        output=output(checkpoint),
-        program=Program(
-            nodes=(
-                Node(name="encode", loop="encode_text", outputs=("text", "negative")),
-                Node(
-                    name="denoise",
-                    loop="denoise",
-                    inputs={"text": "encode.text", "negative": "encode.negative"},
-                    outputs=("latent",),
-                ),
-                Node(name="decode", loop="decode_vae", inputs={"latent": "denoise.latent"}, outputs=("frames",)),
-                Node(name="render", loop="render", inputs={"frames": "decode.frames"}),
-            ),
-            artifacts=("video.mp4", "contact_sheet.png"),
-        ),
+        parity=ParitySpec(reference=f"diffusers.{checkpoint.pipeline}", rung="C1"),
+        output=output(checkpoint, about.presets),
+        program=_program(("condition", *(("image_tokens",) if sees else ())) if image else ()),
         prompt_limit=10_000,
+        inputs={"image": InputSpec(kind="image")} if image else UNSET,
     )
 
 
-def _loops(denoise: str, solver: str) -> dict[str, LoopSpec]:
-    components = ("transformer", "scheduler")
+def semantics(solver: str, *, image: bool, experts: bool) -> str:
+    """Of the denoising loop: `cfg2` is guidance with a scale for each of two experts."""
+    return f"wan.{'i2v.' if image else ''}{solver}.cfg{'2' if experts else ''}/1"
+
+
+def _program(from_image: tuple[str, ...]) -> Program:
+    """`from_image` is what the image is encoded to, if there is one."""
+    pictured = Node(name="encode_image", loop="encode_image", inputs={"image": f"{REQUEST}.image"}, outputs=from_image)
+    conditions = {name: f"encode_image.{name}" for name in from_image}
+    return Program(
+        nodes=(
+            Node(name="encode", loop="encode_text", outputs=("text", "negative")),
+            *((pictured,) if from_image else ()),
+            Node(
+                name="denoise",
+                loop="denoise",
+                inputs={"text": "encode.text", "negative": "encode.negative", **conditions},
+                outputs=("latent",),
+            ),
+            Node(name="decode", loop="decode_vae", inputs={"latent": "denoise.latent"}, outputs=("frames",)),
+            Node(name="render", loop="render", inputs={"frames": "decode.frames"}),
+        ),
+        artifacts=("video.mp4", "contact_sheet.png"),
+    )
+
+
+def _loops(denoise: str, solver: str, parts: tuple[str, ...], *, image: bool) -> dict[str, LoopSpec]:
+    clip = tuple(part for part in CLIP if part in parts)
+    components = ("transformer", *((LOW_NOISE,) if LOW_NOISE in parts else ()), "scheduler")
+    encode_image = LoopSpec(semantics=f"wan.encode_image{'.clip' if clip else ''}/1", components=("vae", *clip))
     return {
         "encode_text": LoopSpec(semantics="wan.encode_text/1", components=("tokenizer", "text_encoder")),
+        **({"encode_image": encode_image} if image else {}),
         "denoise": LoopSpec(semantics=denoise, components=components, snapshot_every=SNAPSHOT_EVERY)
         if solver != "euler"
         else LoopSpec(semantics=denoise, components=components),
@@ -84,17 +118,17 @@ def _loops(denoise: str, solver: str) -> dict[str, LoopSpec]:
     }
 
 
-def output(checkpoint: Checkpoint) -> OutputSpec:
+def output(checkpoint: Checkpoint, presets: tuple[Preset, ...]) -> OutputSpec:
     space, time = scale_of(checkpoint.parts["vae"].config())
     patch = checkpoint.parts["transformer"].config().get("patch_size", (1, 2, 2))
     canvas = Canvas(
         multiple=space * patch[1],
-        most_pixels=max(preset.width * preset.height for preset in PRESETS),
-        presets=PRESETS,
+        most_pixels=max(preset.width * preset.height for preset in presets),
+        presets=presets,
         frames_multiple=time,
         most_frames=81,
     )
-    return OutputSpec(width=PRESETS[0].width, height=PRESETS[0].height, frames=81, fps=16, canvas=canvas)
+    return OutputSpec(width=presets[0].width, height=presets[0].height, frames=81, fps=16, canvas=canvas)
 
 
 def scale_of(vae: dict[str, Any]) -> tuple[int, int]:

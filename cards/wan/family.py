@@ -11,7 +11,7 @@ from cards.request import ResolvedRequest
 from cards.sizes import LoopSizes
 from cards.solvers import SOLVERS
 from cards.tokens import TokenLimit
-from cards.wan.card import TEXT_TOKENS, solver_of, text_to_video
+from cards.wan.card import TEXT_TOKENS, solver_of, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 
@@ -23,7 +23,7 @@ class Wan:
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
         options = model.choose(solver=(solver_of(checkpoint), *SOLVERS))
         precision = model.precision or checkpoint.precision
-        self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
+        self.card = video(model.name, checkpoint, precision, options["solver"])
         self.loops = loops(self.card, options["solver"])
         self._solver = options["solver"]
         self._model = model

@@ -20,12 +20,30 @@ class EncodeText(Counted):
         return ("text", "negative")
 
 
-class Denoise(Counted):
-    """Flow matching under classifier-free guidance. A step makes `velocity`; what the solver makes of it follows."""
+class EncodeImage(Counted):
+    """The picture as a latent clip that begins with it; with CLIP also what an image encoder sees in it."""
 
-    def __init__(self, instance: str, solver: str) -> None:
+    def __init__(self, instance: str, semantics: str, outputs: tuple[str, ...]) -> None:
         super().__init__(instance)
-        self.semantics = f"wan.{solver}.cfg/1"
+        self.semantics = semantics
+        self._outputs = outputs
+
+    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
+        return _size(context)
+
+    def writes(self, state: LoopState) -> tuple[str, ...]:
+        return self._outputs
+
+
+class Denoise(Counted):
+    """Flow matching under classifier-free guidance. A step makes `velocity`; what the solver makes of it follows.
+
+    Which of two experts runs a step follows from its time on the shifted schedule and the scalar `boundary`.
+    """
+
+    def __init__(self, instance: str, semantics: str, solver: str) -> None:
+        super().__init__(instance)
+        self.semantics = semantics
         self._name = solver
         self._solver = SOLVERS[solver]
 
@@ -33,17 +51,18 @@ class Denoise(Counted):
         return context.request.steps
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        request, output = context.request, context.card.output
-        width, height, frames = canvas.pixels(request, output)
-        return {
+        request, output, recipe = context.request, context.card.output, context.card.recipe
+        width, height, _ = canvas.pixels(request, output)
+        scalars: dict[str, Scalar] = {
             "seed": request.seed,
             "guidance": request.guidance,
-            "shift": output.canvas.shift(width, height) if output.canvas else context.card.recipe.shift,
-            "width": width,
-            "height": height,
-            "frames": frames,
+            "shift": output.canvas.shift(width, height) if output.canvas else recipe.shift,
+            **_size(context),
             "solver": self._name,
         }
+        if recipe.experts:
+            scalars |= {"boundary": recipe.experts.boundary, "guidance_2": recipe.experts.guidance}
+        return scalars
 
     def plan(self, state: LoopState) -> WorkPlan:
         derives = ("latent", *self._solver.remembers(state.step + 1, state.steps))
@@ -96,11 +115,20 @@ class Render(Counted):
         return {"fps": context.card.output.fps}
 
 
+def _size(context: LoopContext) -> dict[str, Scalar]:
+    return dict(zip(("width", "height", "frames"), canvas.pixels(context.request, context.card.output), strict=True))
+
+
 def loops(card: ModelCard, solver: str) -> dict[str, Loop]:
     assert card.output.canvas
     made: tuple[Loop, ...] = (
         EncodeText(card.name),
-        Denoise(card.name, solver),
+        *(
+            EncodeImage(card.name, card.loops[node.loop].semantics, node.outputs)
+            for node in card.program.nodes
+            if node.loop == "encode_image"
+        ),
+        Denoise(card.name, card.loops["denoise"].semantics, solver),
         DecodeVae(card.name, card.output.canvas.frames_multiple),
         Render(card.name),
     )

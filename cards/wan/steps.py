@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers import WanPipeline
+from diffusers import WanImageToVideoPipeline, WanPipeline
 from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
 from torch import Tensor
 
 from cards import media, pack
@@ -16,7 +17,7 @@ from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
 from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.solvers import SOLVERS, fresh
-from cards.wan.card import TEXT_TOKENS, scale_of
+from cards.wan.card import LOW_NOISE, TEXT_TOKENS, scale_of
 from cards.wire import Scalar, WorkPlan
 
 Reads = Mapping[str, Tensor]
@@ -34,21 +35,54 @@ def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     return Made({"text": text, "negative": negative})
 
 
+def encode_image(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+    """An image, uint8 (H', W', 3), as the pipeline conditions on it.
+
+    `condition` (1, 4 + C, F, H, W): which frames are given, beside the latent of a clip of that image and then grey.
+    `image_tokens` (1, L, D): CLIP's, of the last layer but one, for transformers that attend to them.
+    """
+    size = {name: int(plan.scalars[name]) for name in ("height", "width")}
+    picture = Image.fromarray(reads["image"].numpy())
+    vae = components["vae"]
+    pipeline = WanImageToVideoPipeline(
+        None, None, vae, None, components.get("image_processor"), components.get("image_encoder")
+    )
+    _, condition = pipeline.prepare_latents(
+        pipeline.video_processor.preprocess(picture, **size).to(torch.float32),
+        batch_size=1,
+        num_channels_latents=vae.config.z_dim,
+        num_frames=int(plan.scalars["frames"]),
+        dtype=torch.float32,
+        latents=torch.empty(0),  # else it would draw the noise, which is another step's
+        **size,
+    )
+    if "image_tokens" not in (plan.writes or ()):
+        return Made({"condition": condition})
+    return Made({"condition": condition, "image_tokens": pipeline.encode_image(picture)})
+
+
 def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     """The velocity that the transformer sees at this step, under guidance."""
-    transformer = components["transformer"]
-    t_B = _scheduler(components, plan).timesteps[plan.step].expand(1)
-    latent_BCFHW = _latent(components, plan, reads).to(transformer.dtype)
+    scheduler = _scheduler(components, plan)
+    t_B = scheduler.timesteps[plan.step].expand(1)
+    expert, scale = _expert(scheduler, plan)
+    transformer = components[expert]
+    latent_BCFHW = _latent(components, plan, reads)
+    if "condition" in reads:
+        latent_BCFHW = torch.cat([latent_BCFHW, reads["condition"]], dim=1)
+    latent_BCFHW = latent_BCFHW.to(transformer.dtype)
+    tokens = reads.get("image_tokens")
     outputs = {
         branch: transformer(
             hidden_states=latent_BCFHW,
             timestep=t_B,
             encoder_hidden_states=reads[branch].to(transformer.dtype),
+            encoder_hidden_states_image=None if tokens is None else tokens.to(transformer.dtype),
             return_dict=False,
         )[0]
         for branch in GUIDANCE.branches(plan.scalars)
     }
-    velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
+    velocity, remembered = GUIDANCE.combine(outputs, {**plan.scalars, "guidance": scale})
     return Made({"velocity": velocity}, remembered)
 
 
@@ -93,7 +127,7 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
     space, time = scale_of(components["vae"].config)
     shape = (
         1,
-        components["transformer"].config.in_channels,
+        components["vae"].config.z_dim,
         (int(scalars["frames"]) - 1) // time + 1,
         int(scalars["height"]) // space,
         int(scalars["width"]) // space,
@@ -102,6 +136,16 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
         shape, generator=torch.Generator().manual_seed(int(scalars["seed"])), dtype=torch.float32
     )
     return noise
+
+
+def _expert(scheduler: Any, plan: WorkPlan) -> tuple[str, Scalar]:
+    """The transformer of this step, and its guidance scale."""
+    scalars = plan.scalars
+    if "boundary" not in scalars:
+        return "transformer", scalars["guidance"]
+    boundary = float(scalars["boundary"]) * scheduler.config.num_train_timesteps
+    high_noise = bool(scheduler.timesteps[plan.step] >= boundary)
+    return ("transformer", scalars["guidance"]) if high_noise else (LOW_NOISE, scalars["guidance_2"])
 
 
 def _scheduler(components: Components, plan: WorkPlan) -> Any:
@@ -134,6 +178,7 @@ def _uint8(pixels_BCTHW: Tensor) -> Tensor:
 
 
 BODIES: Mapping[str, StepBody] = {
+    "encode_image": encode_image,
     "encode_text": encode_text,
     "denoise": denoise,
     "denoise.fold": advance,

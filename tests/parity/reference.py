@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cards import codec, registry
 from cards.family import Family
+from cards.given import Given
 from cards.model import Model
 from cards.request import GenerationRequest
 from engine.job import Job, State
@@ -35,14 +36,18 @@ def family(folder: Path, precision: str, name: str = "tiny", **options: str) -> 
     return opened
 
 
-async def run(family: Family, request: Mapping[str, Any], world: World | None = None) -> Outcome:
+async def run(
+    family: Family, request: Mapping[str, Any], world: World | None = None, given: Mapping[str, Given] = {}
+) -> Outcome:
     """One job from submission to its end."""
     async with (world or World(families=(family,))).engine() as running:
-        return await outcome(running, family, request)
+        return await outcome(running, family, request, given)
 
 
-async def outcome(running: Running, family: Family, request: Mapping[str, Any]) -> Outcome:
-    submitted = await running.client.submit(GenerationRequest(model=family.card.name, **request))
+async def outcome(
+    running: Running, family: Family, request: Mapping[str, Any], given: Mapping[str, Given] = {}
+) -> Outcome:
+    submitted = await running.client.submit(GenerationRequest(model=family.card.name, **request), given=given)
     return await ended(running, submitted.id)
 
 
