@@ -62,6 +62,8 @@ class RecipeSpec(Struct, frozen=True, kw_only=True):
     guidance: Range
     shift: float
     parents: tuple[str, ...] = ()
+    timesteps: tuple[int, ...] | UnsetType = UNSET
+    """The only ones that the weights were made for, where that is so."""
 
 
 class ParitySpec(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ DEFAULT_FAMILIES = ("cards.shapes.family",)
 
 PIPELINES = {
     "WanPipeline": "cards.wan.family",
+    "WanDMDPipeline": "cards.wan.family",
 }
 """By the pipeline that a checkpoint's model index names: a module whose `open(model, checkpoint)` gives its family."""
 

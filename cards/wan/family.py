@@ -8,16 +8,23 @@ from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
 from cards.solvers import SOLVERS
+from cards.wan import dmd
 from cards.wan.card import solver_of, text_to_video
 from cards.wan.loops import loops
 
 
 class Wan:
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
-        options = model.choose(solver=(solver_of(checkpoint), *SOLVERS))
+        self._distilled = dmd.asked(model, checkpoint)
         precision = model.precision or checkpoint.precision
-        self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
-        self.loops = loops(self.card, options["solver"])
+        if self._distilled:
+            model.choose(recipe=("dmd",))
+            self.card = dmd.student(text_to_video(model.name, checkpoint, precision, "euler"))
+            self.loops = loops(self.card, "euler") | {loop.semantics: loop for loop in dmd.loops(self.card)}
+        else:
+            options = model.choose(solver=(solver_of(checkpoint), *SOLVERS), recipe=("base", "dmd"))
+            self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
+            self.loops = loops(self.card, options["solver"])
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
@@ -26,7 +33,7 @@ class Wan:
         return digest(self._checkpoint.stamps(self._model.files))
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
-        return ()
+        return dmd.notices(request) if self._distilled else ()
 
     def load(self, device: str) -> Components:
         return Modules(self._checkpoint, self._precision, device)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from diffusers import WanPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from cards import media, pack
+from cards import media, pack, sampling
 from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
 from cards.guidance import ClassifierFree, GuidancePolicy
@@ -26,12 +26,16 @@ GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
-    """Both prompts to (1, L, D), cleaned, padded and masked as the pipeline does it."""
+    """The prompts to (1, L, D), cleaned, padded and masked as the pipeline does it."""
     pipeline = WanPipeline(components["tokenizer"], components["text_encoder"], vae=None, scheduler=None)
+    negative_prompt = plan.scalars.get("negative_prompt")
     text, negative = pipeline.encode_prompt(
-        str(plan.scalars["prompt"]), str(plan.scalars["negative_prompt"]), max_sequence_length=TEXT_TOKENS
+        str(plan.scalars["prompt"]),
+        negative_prompt,
+        do_classifier_free_guidance=negative_prompt is not None,
+        max_sequence_length=TEXT_TOKENS,
     )
-    return Made({"text": text, "negative": negative})
+    return Made({"text": text} if negative is None else {"text": text, "negative": negative})
 
 
 def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -40,13 +44,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     t_B = _scheduler(components, plan).timesteps[plan.step].expand(1)
     latent_BCFHW = _latent(components, plan, reads).to(transformer.dtype)
     outputs = {
-        branch: transformer(
-            hidden_states=latent_BCFHW,
-            timestep=t_B,
-            encoder_hidden_states=reads[branch].to(transformer.dtype),
-            return_dict=False,
-        )[0]
-        for branch in GUIDANCE.branches(plan.scalars)
+        branch: _velocity(transformer, latent_BCFHW, t_B, reads[branch]) for branch in GUIDANCE.branches(plan.scalars)
     }
     velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
     return Made({"velocity": velocity}, remembered)
@@ -57,6 +55,24 @@ def advance(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent = _latent(components, plan, reads)
     velocity = reads[f"{MADE}velocity"]
     return Made(_solver(plan).advance(_scheduler(components, plan), plan.step, latent, velocity, reads))
+
+
+def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+    """The data as a student sees it at this step, with the noise of the next one: x' = (1 - s') x0 + s' noise.
+
+    x0 = x - s v is taken in float64, as FastVideo does. At the last step it is the latent.
+    """
+    transformer = components["transformer"]
+    latent = _latent(components, plan, reads)
+    t_B = _timestep(plan, plan.step).expand(1)
+    velocity = _velocity(transformer, latent.to(transformer.dtype), t_B, reads["text"])
+    data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
+    following = plan.step + 1
+    if following == plan.scalars["steps"]:
+        return Made({"latent": data})
+    seed = sampling.noise_seed(int(plan.scalars["seed"]), loop=plan.loop, step=following, purpose="noise")
+    level = _level(plan, following)
+    return Made({"latent": (1.0 - level) * data + level * sampling.noise(tuple(latent.shape), seed)})
 
 
 def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -70,7 +86,8 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     frame = vae.post_quant_conv(latent)[:, :, step : step + 1]
     pixels = vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=step == 0).clamp(-1.0, 1.0)
     made = {f"frames/{step}": _uint8(pixels)}
-    return Made(made | {"cache": pack.pack(cache)} if plan.derives else made)
+    follows = plan.writes is not None and "cache" in plan.writes  # which is all that it makes where it is made again
+    return Made(made | {"cache": pack.pack(cache)} if follows else made)
 
 
 def render(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -102,6 +119,27 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
         shape, generator=torch.Generator().manual_seed(int(scalars["seed"])), dtype=torch.float32
     )
     return noise
+
+
+def _velocity(transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor) -> Tensor:
+    velocity: Tensor = transformer(
+        hidden_states=latent_BCFHW,
+        timestep=t_B,
+        encoder_hidden_states=text_BLD.to(transformer.dtype),
+        return_dict=False,
+    )[0]
+    return velocity
+
+
+def _timestep(plan: WorkPlan, step: int) -> Tensor:
+    return torch.tensor(int(plan.scalars[f"timestep/{step}"]))
+
+
+def _level(plan: WorkPlan, step: int) -> Tensor:
+    """The noise level of a step: of those that the teacher was trained at, the one nearest to the timestep."""
+    trained = FlowMatchEulerDiscreteScheduler(shift=float(plan.scalars["shift"]))
+    level: Tensor = trained.sigmas[(trained.timesteps - _timestep(plan, step)).abs().argmin()]
+    return level
 
 
 def _scheduler(components: Components, plan: WorkPlan) -> Any:
@@ -140,6 +178,7 @@ BODIES: Mapping[str, StepBody] = {
     "encode_text": encode_text,
     "denoise": denoise,
     "denoise.fold": advance,
+    "denoise_dmd": denoise_dmd,
     "decode_vae": decode_vae,
     "render": render,
 }
