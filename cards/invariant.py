@@ -23,6 +23,12 @@ def row_by_row(model: "nn.Module", names: Iterable[str]) -> None:
             module.forward = _by_row(module.forward)
 
 
+def again(model: "nn.Module") -> None:
+    """Where a module that goes row by row was put into another one of its place, such as an adapter, that does too."""
+    names = [name for name, module in model.named_modules() if hasattr(module.forward, "of_a_row")]
+    row_by_row(model, {name.removesuffix(".base_layer") for name in names})
+
+
 def offenders(model: "nn.Module", call: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     """The leaf modules that give other bits in this call, of a batch of so many rows, than for each of its rows alone.
 
@@ -30,20 +36,17 @@ def offenders(model: "nn.Module", call: Mapping[str, Any], rows: int) -> tuple[s
     """
     import torch
 
-    found: list[str] = []
-    leaves = {name: module for name, module in model.named_modules() if not next(module.children(), None)}
+    found: dict[str, None] = {}
 
-    def check(name: str, module: "nn.Module", given: tuple[Any, ...], made: "Tensor") -> None:
-        if not given or not isinstance(given[0], torch.Tensor) or given[0].shape[:1] != (rows,) or name in found:
-            return
-        alone = [module.forward(row, *given[1:]) for row in given[0].split(1)]
-        if not torch.equal(torch.cat(alone), made):
-            found.append(name)
+    def check(name: str, module: "nn.Module", given: tuple[Any, ...], made: Any) -> None:
+        batches = [one for one in (*given[:1], made) if isinstance(one, torch.Tensor) and one.shape[:1] == (rows,)]
+        if len(batches) == 2:  # in and out; what has no rows is the same for all of them
+            alone = [module.forward(row, *given[1:]) for row in given[0].split(1)]
+            if not torch.equal(torch.cat(alone), made):
+                found[name] = None
 
-    hooks = [
-        module.register_forward_hook(functools.partial(_hand_on, functools.partial(check, name)))
-        for name, module in leaves.items()
-    ]
+    leaves = [(name, module) for name, module in model.named_modules() if not next(module.children(), None)]
+    hooks = [module.register_forward_hook(functools.partial(check, name)) for name, module in leaves]
     try:
         with torch.inference_mode():
             model(**call)
@@ -51,10 +54,6 @@ def offenders(model: "nn.Module", call: Mapping[str, Any], rows: int) -> tuple[s
         for hook in hooks:
             hook.remove()
     return tuple(found)
-
-
-def _hand_on(check: Callable[..., None], module: "nn.Module", given: tuple[Any, ...], made: "Tensor") -> None:
-    check(module, given, made)
 
 
 def _by_row(forward: "Callable[[torch.Tensor], torch.Tensor]") -> "Callable[[torch.Tensor], torch.Tensor]":

@@ -25,6 +25,20 @@ TEXT_TOKENS = 512
 PRESETS = (Preset(832, 480, 3.0), Preset(480, 832, 3.0), Preset(1280, 720, 5.0), Preset(720, 1280, 5.0))
 """With the flow shifts of Wan 2.1's own configuration (wan/configs and generate.py)."""
 
+POLICIES = {"sequential": "cfg", "batched": "cfg_batched"}
+"""How the branches of guidance are evaluated, by the value of the option."""
+
+BY_ROW = (
+    "patch_embedding",
+    "condition_embedder.time_embedder.linear_1",
+    "condition_embedder.time_embedder.act",
+    "condition_embedder.time_embedder.linear_2",
+    "condition_embedder.act_fn",
+    "condition_embedder.time_proj",
+)
+"""The transformer's modules that are not batch invariant on a CPU, as `cards.invariant.offenders` finds them; the two
+activations are so at widths that are no multiple of a vector."""
+
 SNAPSHOT_EVERY = 8
 """A step of UniPC leaves four latents; its own output is half of one, and the rest follows from it."""
 
@@ -38,10 +52,12 @@ FLOW_UNIPC = ParitySpec(
 PARTS = ("tokenizer", "text_encoder", "transformer", "scheduler", "vae")
 
 
-def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) -> ModelCard:
+def text_to_video(
+    name: str, checkpoint: Checkpoint, precision: Precision, solver: str, policy: str = "cfg"
+) -> ModelCard:
     """Raises BadCheckpoint."""
     checkpoint.require(*PARTS)
-    denoise = f"wan.{solver}.cfg/1"
+    denoise = semantics(solver, policy)
     components = {part: spec for part, spec in checkpoint.components(precision).items() if part in PARTS}
     return ModelCard(
         name=name,
@@ -77,6 +93,10 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solve
         ),
         prompt_limit=10_000,
     )
+
+
+def semantics(solver: str, policy: str) -> str:
+    return f"wan.{solver}.{policy}/1"
 
 
 def _loops(denoise: str, solver: str) -> dict[str, LoopSpec]:

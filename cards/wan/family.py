@@ -1,20 +1,23 @@
 """The Wan family: a card, loops, modules and step bodies for one checkpoint directory."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
+from cards.invariant import row_by_row
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
 from cards.solvers import SOLVERS
 from cards.wan import dmd
-from cards.wan.card import solver_of, text_to_video
+from cards.wan.card import BY_ROW, POLICIES, solver_of, text_to_video
 from cards.wan.loops import loops
 
 
 class Wan:
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
+        self._batched = model.options.get("cfg") == "batched"
         self._distilled = dmd.asked(model, checkpoint)
         precision = model.precision or checkpoint.precision
         if self._distilled:
@@ -22,9 +25,10 @@ class Wan:
             self.card = dmd.student(text_to_video(model.name, checkpoint, precision, "euler"))
             self.loops = loops(self.card, "euler") | {loop.semantics: loop for loop in dmd.loops(self.card)}
         else:
-            options = model.choose(solver=(solver_of(checkpoint), *SOLVERS), recipe=("base", "dmd"))
-            self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
-            self.loops = loops(self.card, options["solver"])
+            options = model.choose(solver=(solver_of(checkpoint), *SOLVERS), recipe=("base", "dmd"), cfg=(*POLICIES,))
+            chosen = options["solver"], POLICIES[options["cfg"]]
+            self.card = text_to_video(model.name, checkpoint, precision, *chosen)
+            self.loops = loops(self.card, *chosen)
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
@@ -36,7 +40,8 @@ class Wan:
         return dmd.notices(request) if self._distilled else ()
 
     def load(self, device: str) -> Components:
-        return Modules(self._checkpoint, self._precision, device)
+        by_row = partial(row_by_row, names=BY_ROW)
+        return Modules(self._checkpoint, self._precision, device, {"transformer": by_row} if self._batched else {})
 
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps

@@ -7,6 +7,7 @@ from cards.card import ModelCard
 from cards.counted import Counted
 from cards.loop import Loop, LoopContext, LoopState, StepOutput
 from cards.solvers import SOLVERS
+from cards.wan.card import semantics
 from cards.wire import Scalar, TensorRef, WorkPlan
 
 
@@ -23,9 +24,10 @@ class EncodeText(Counted):
 class Denoise(Counted):
     """Flow matching under classifier-free guidance. A step makes `velocity`; what the solver makes of it follows."""
 
-    def __init__(self, instance: str, solver: str) -> None:
+    def __init__(self, instance: str, solver: str, policy: str) -> None:
         super().__init__(instance)
-        self.semantics = f"wan.{solver}.cfg/1"
+        self.semantics = semantics(solver, policy)
+        self._policy = policy
         self._name = solver
         self._solver = SOLVERS[solver]
 
@@ -43,6 +45,7 @@ class Denoise(Counted):
             "height": height,
             "frames": frames,
             "solver": self._name,
+            "policy": self._policy,
         }
 
     def plan(self, state: LoopState) -> WorkPlan:
@@ -96,11 +99,11 @@ class Render(Counted):
         return {"fps": context.card.output.fps}
 
 
-def loops(card: ModelCard, solver: str) -> dict[str, Loop]:
+def loops(card: ModelCard, solver: str, policy: str = "cfg") -> dict[str, Loop]:
     assert card.output.canvas
     made: tuple[Loop, ...] = (
         EncodeText(card.name),
-        Denoise(card.name, solver),
+        Denoise(card.name, solver, policy),
         DecodeVae(card.name, card.output.canvas.frames_multiple),
         Render(card.name),
     )

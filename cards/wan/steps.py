@@ -22,7 +22,10 @@ from cards.wire import Scalar, WorkPlan
 Reads = Mapping[str, Tensor]
 Scalars = Mapping[str, Scalar]
 
-GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
+GUIDANCE: Mapping[str, GuidancePolicy] = {
+    "cfg": ClassifierFree("text", "negative"),
+    "cfg_batched": ClassifierFree("text", "negative", together=True),
+}
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -43,10 +46,14 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     transformer = components["transformer"]
     t_B = _scheduler(components, plan).timesteps[plan.step].expand(1)
     latent_BCFHW = _latent(components, plan, reads).to(transformer.dtype)
-    outputs = {
-        branch: _velocity(transformer, latent_BCFHW, t_B, reads[branch]) for branch in GUIDANCE.branches(plan.scalars)
-    }
-    velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
+    policy = GUIDANCE[str(plan.scalars["policy"])]
+    texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}
+    if policy.together:
+        rows = _velocity(transformer, latent_BCFHW.repeat(len(texts), 1, 1, 1, 1), t_B, torch.cat([*texts.values()]))
+        outputs = dict(zip(texts, rows.split(1), strict=True))
+    else:
+        outputs = {branch: _velocity(transformer, latent_BCFHW, t_B, text) for branch, text in texts.items()}
+    velocity, remembered = policy.combine(outputs, plan.scalars)
     return Made({"velocity": velocity}, remembered)
 
 
@@ -124,7 +131,7 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
 def _velocity(transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor) -> Tensor:
     velocity: Tensor = transformer(
         hidden_states=latent_BCFHW,
-        timestep=t_B,
+        timestep=t_B.expand(len(latent_BCFHW)),
         encoder_hidden_states=text_BLD.to(transformer.dtype),
         return_dict=False,
     )[0]
