@@ -124,9 +124,10 @@ class Program(Struct, frozen=True):
 
 
 class InputSpec(Struct, frozen=True, kw_only=True):
-    """Something that comes with a request: an `image`, or the `output` of a finished job that it goes on from."""
+    """Something that comes with a request: an `image`, the `output` of a finished job that it goes on from, or files of
+    a `lora`, of which there may be several: `<name>/0`, `<name>/1`, ..."""
 
-    kind: Literal["image", "output"]
+    kind: Literal["image", "output", "lora"]
     required: bool = True
     output: str = ""
     """Of which node's output of the other job, as `node.output`."""

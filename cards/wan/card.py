@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cards import solvers
+from cards import lora, solvers
 from cards.card import (
     Canvas,
     LoopSpec,
@@ -83,7 +83,7 @@ def text_to_video(
                 Node(
                     name="denoise",
                     loop="denoise",
-                    inputs={"text": "encode.text", "negative": "encode.negative"},
+                    inputs={"text": "encode.text", "negative": "encode.negative", "lora": "request.lora"},
                     outputs=("latent",),
                 ),
                 Node(name="decode", loop="decode_vae", inputs={"latent": "denoise.latent"}, outputs=("frames",)),
@@ -92,6 +92,7 @@ def text_to_video(
             artifacts=("video.mp4", "contact_sheet.png"),
         ),
         prompt_limit=10_000,
+        inputs=lora.INPUTS,
     )
 
 

@@ -8,7 +8,7 @@ only, no torch.
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from cards import canvas
+from cards import canvas, lora
 from cards.card import LoopSpec, ModelCard, ParitySpec, Range, RecipeSpec
 from cards.checkpoint import Checkpoint
 from cards.counted import Counted
@@ -38,7 +38,7 @@ def student(base: ModelCard, timesteps: tuple[int, ...] = FASTWAN) -> ModelCard:
     """The card of a student of what `base` is the card of."""
     nodes = {node.name: node for node in base.program.nodes}
     nodes["encode"] = replace(nodes["encode"], outputs=("text",))
-    nodes["denoise"] = replace(nodes["denoise"], inputs={"text": "encode.text"})
+    nodes["denoise"] = replace(nodes["denoise"], inputs={"text": "encode.text", "lora": "request.lora"})
     return replace(
         base,
         loops=base.loops
@@ -91,7 +91,7 @@ class DenoiseDmd(Counted):
         assert recipe.timesteps is not UNSET
         levels = {f"timestep/{step}": timestep for step, timestep in enumerate(recipe.timesteps)}
         about = {"seed": context.request.seed, "width": width, "height": height, "frames": frames}
-        return {**about, "shift": recipe.shift, **levels}
+        return {**about, "shift": recipe.shift, **levels, **lora.strengths(context.request.loras)}
 
     def plan(self, state: LoopState) -> WorkPlan:
         return replace(super().plan(state), kind="denoise_dmd")

@@ -39,6 +39,11 @@ class Wan:
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         return dmd.notices(request) if self._distilled else ()
 
+    def modules(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of the transformer, which LoRAs may change, with the shapes of their weights."""
+        shapes = self._checkpoint.parts["transformer"].shapes()
+        return {key.removesuffix(".weight"): shape for key, shape in shapes.items() if key.endswith(".weight")}
+
     def load(self, device: str) -> Components:
         by_row = partial(row_by_row, names=BY_ROW)
         return Modules(self._checkpoint, self._precision, device, {"transformer": by_row} if self._batched else {})

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from cards import canvas
+from cards import canvas, lora
 from cards.card import ModelCard
 from cards.counted import Counted
 from cards.loop import Loop, LoopContext, LoopState, StepOutput
@@ -46,6 +46,7 @@ class Denoise(Counted):
             "frames": frames,
             "solver": self._name,
             "policy": self._policy,
+            **lora.strengths(request.loras),
         }
 
     def plan(self, state: LoopState) -> WorkPlan:

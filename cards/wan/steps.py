@@ -4,6 +4,7 @@ B batch, L tokens, D width, C latent channels, F latent frames, H W latent heigh
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from cards import media, pack, sampling
+from cards import lora, media, pack, sampling
 from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
 from cards.guidance import ClassifierFree, GuidancePolicy
@@ -48,11 +49,13 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent_BCFHW = _latent(components, plan, reads).to(transformer.dtype)
     policy = GUIDANCE[str(plan.scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}
-    if policy.together:
-        rows = _velocity(transformer, latent_BCFHW.repeat(len(texts), 1, 1, 1, 1), t_B, torch.cat([*texts.values()]))
-        outputs = dict(zip(texts, rows.split(1), strict=True))
-    else:
-        outputs = {branch: _velocity(transformer, latent_BCFHW, t_B, text) for branch, text in texts.items()}
+    with _adapted(transformer, plan, reads):
+        if policy.together:
+            latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
+            rows = _velocity(transformer, latents, t_B, torch.cat([*texts.values()]))
+            outputs = dict(zip(texts, rows.split(1), strict=True))
+        else:
+            outputs = {branch: _velocity(transformer, latent_BCFHW, t_B, text) for branch, text in texts.items()}
     velocity, remembered = policy.combine(outputs, plan.scalars)
     return Made({"velocity": velocity}, remembered)
 
@@ -72,7 +75,8 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     transformer = components["transformer"]
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
-    velocity = _velocity(transformer, latent.to(transformer.dtype), t_B, reads["text"])
+    with _adapted(transformer, plan, reads):
+        velocity = _velocity(transformer, latent.to(transformer.dtype), t_B, reads["text"])
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
     following = plan.step + 1
     if following == plan.scalars["steps"]:
@@ -126,6 +130,10 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
         shape, generator=torch.Generator().manual_seed(int(scalars["seed"])), dtype=torch.float32
     )
     return noise
+
+
+def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextManager[None]:
+    return lora.applied(transformer, plan, reads, WanPipeline.lora_state_dict)
 
 
 def _velocity(transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor) -> Tensor:
