@@ -31,12 +31,16 @@ def build_app(
     clock: Clock,
     ids: Callable[[], str],
     body_limit: int = 256 * 1024,
+    lora_limit: int = 1 << 29,
     heartbeat_s: float = 10.0,
 ) -> Starlette:
-    """`ids` names requests; `body_limit` is in bytes; a silent event stream gives a sign every `heartbeat_s`."""
+    """`ids` names requests; limits are in bytes, `lora_limit` that of a job's body where a model takes LoRAs.
+
+    A silent event stream gives a sign every `heartbeat_s`.
+    """
     metrics = Metrics(client, clock)
     operations = [
-        *_jobs(Jobs(client, body_limit=body_limit)),
+        *_jobs(Jobs(client, body_limit=body_limit, lora_limit=lora_limit)),
         *_verbs(Verbs(client, body_limit=body_limit)),
         *_outputs(Events(client, heartbeat_s=heartbeat_s), Artifacts(client)),
         *_upkeep(Upkeep(client, body_limit=body_limit)),

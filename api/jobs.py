@@ -1,5 +1,8 @@
 """Jobs: submit, fork, list, look, cancel, and what their steps left."""
 
+from collections.abc import Sequence
+
+import anyio.to_thread
 from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,6 +12,10 @@ from api.answers import Json
 from api.body import body
 from api.errors import BadInput
 from api.query import checked_job_id, job_id, query
+from cards import lora
+from cards.card import ModelCard
+from cards.given import Given
+from cards.lora import Lora
 from cards.request import GenerationRequest, RequestChanges
 from engine.client import Client
 from engine.errors import JobNotFound
@@ -20,17 +27,23 @@ KEY_LIMIT = 255
 
 
 class Jobs:
-    """`body_limit` is in bytes. A client that goes away changes nothing: a job lives in the log."""
+    """Limits are in bytes, `lora_limit` that of a job's body where a model takes LoRAs.
 
-    def __init__(self, client: Client, *, body_limit: int) -> None:
+    A client that goes away changes nothing: a job lives in the log.
+    """
+
+    def __init__(self, client: Client, *, body_limit: int, lora_limit: int) -> None:
         self._client = client
         self._body_limit = body_limit
         self._cards = {card.digest: card for card in client.models()}
+        self._submit_limit = lora_limit if any(map(takes_loras, self._cards.values())) else body_limit
 
     async def submit(self, request: Request) -> Response:
         """Accept a job; answered once it is durable. The same Idempotency-Key and body give the same job."""
-        asked = await body(request, schema.JobRequest, limit=self._body_limit)
-        job = await self._client.submit(GenerationRequest(**structs.asdict(asked)), idempotency_key(request))
+        asked = await body(request, schema.JobRequest, limit=self._submit_limit)
+        loras, given = await anyio.to_thread.run_sync(read_loras, asked.loras)
+        words = structs.asdict(asked) | {"loras": loras}
+        job = await self._client.submit(GenerationRequest(**words), idempotency_key(request), given)
         return Json(self._shown(job), 202, {"location": present.location(job.id)})
 
     async def fork(self, request: Request) -> Response:
@@ -80,6 +93,16 @@ class Jobs:
             await self._client.job(checked_job_id(after))
         except JobNotFound as error:
             raise BadInput("after", f"{error}; give the last_id of a page, or leave it out") from error
+
+
+def read_loras(files: Sequence[schema.LoraFile]) -> tuple[tuple[Lora, ...], dict[str, Given]]:
+    """Raises InvalidRequest."""
+    given = {f"{lora.INPUT}/{index}": lora.file(f"loras/{index}", one.data) for index, one in enumerate(files)}
+    return tuple(Lora(one.ref.digest, file.strength) for one, file in zip(given.values(), files, strict=True)), given
+
+
+def takes_loras(card: ModelCard) -> bool:
+    return card.inputs is not UNSET and lora.INPUT in card.inputs
 
 
 def idempotency_key(request: Request) -> str | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from cards.card import OutputSpec, Range
+from cards.lora import Lora
 from engine.events import JobEvent
 
 Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
@@ -24,6 +25,13 @@ Words = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
 # -- in -----------------------------------------------------------------------------------------------------------
 
 
+class LoraFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A safetensors file in base64, and how strongly it is applied."""
+
+    data: bytes
+    strength: float = 1.0
+
+
 class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to generate. What is left out or null is the model's to decide; a seed is then drawn once and kept."""
 
@@ -36,6 +44,8 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preview_every: Word = 0
     priority: Word = 0
     metadata: dict[str, str] = {}
+    loras: tuple[LoraFile, ...] = ()
+    """In the order in which they are applied, for a model that takes them."""
 
 
 class Because(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,6 +208,8 @@ class Job(Struct, frozen=True, kw_only=True):
     exact: bool
     card: str
     weights: str
+    loras: tuple[Lora, ...] = ()
+    """By content."""
 
 
 class Accepted(Struct, frozen=True, kw_only=True):

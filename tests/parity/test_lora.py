@@ -201,7 +201,7 @@ def content(given: Given) -> Tensor:
 def broken() -> dict[str, tuple[bytes, str]]:
     save = safetensors.torch.save
     fits = tensors(ATTENTION[:1], 2, seed=1)
-    elsewhere = {key.replace("blocks.0", f"blocks.{n}"): one for n in range(2, 5) for key, one in fits.items()}
+    elsewhere = {key.replace("blocks.0", f"blocks.{n}"): one.clone() for n in range(2, 5) for key, one in fits.items()}
     text = {key.replace("transformer.", "text_encoder."): one for key, one in fits.items()}
     wide = {key: torch.cat([one, one], dim=1) for key, one in fits.items() if "lora_A" in key}
     return {
