@@ -32,15 +32,17 @@ def build_app(
     ids: Callable[[], str],
     body_limit: int = 256 * 1024,
     image_limit: int = 32 * 1024 * 1024,
+    lora_limit: int = 1 << 29,
     heartbeat_s: float = 10.0,
 ) -> Starlette:
-    """`ids` names requests; limits are in bytes, `image_limit` that of a job's body where a model takes an image.
+    """`ids` names requests; limits are in bytes, `image_limit` and `lora_limit` those of a job's body where a model
+    takes an image or LoRAs.
 
     A silent event stream gives a sign every `heartbeat_s`.
     """
     metrics = Metrics(client, clock)
     operations = [
-        *_jobs(Jobs(client, body_limit=body_limit, image_limit=image_limit)),
+        *_jobs(Jobs(client, body_limit=body_limit, image_limit=image_limit, lora_limit=lora_limit)),
         *_verbs(Verbs(client, body_limit=body_limit)),
         *_outputs(Events(client, heartbeat_s=heartbeat_s), Artifacts(client)),
         *_upkeep(Upkeep(client, body_limit=body_limit)),

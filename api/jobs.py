@@ -1,5 +1,7 @@
 """Jobs: submit, fork, list, look, cancel, and what their steps left."""
 
+from collections.abc import Sequence
+
 import anyio.to_thread
 from msgspec import UNSET, structs
 from starlette.requests import Request
@@ -10,8 +12,10 @@ from api.answers import Json
 from api.body import body
 from api.errors import BadInput
 from api.query import checked_job_id, job_id, query
+from cards import lora
 from cards.card import ModelCard
 from cards.given import Given, check_inputs, encoded, picture
+from cards.lora import Lora
 from cards.request import RequestChanges
 from engine.client import Client
 from engine.errors import JobNotFound
@@ -26,23 +30,31 @@ IMAGE = "image"
 
 
 class Jobs:
-    """Limits are in bytes: `image_limit` is for a body that may bring an image, where a model takes one.
+    """Limits are in bytes: `image_limit` is for a body that may bring an image, where a model takes one, `lora_limit`
+    for one that may bring LoRAs.
 
     A client that goes away changes nothing: a job lives in the log.
     """
 
-    def __init__(self, client: Client, *, body_limit: int, image_limit: int) -> None:
+    def __init__(self, client: Client, *, body_limit: int, image_limit: int, lora_limit: int) -> None:
         self._client = client
         self._body_limit = body_limit
         self._cards = {card.digest: card for card in client.models()}
         self._named = {card.name: card for card in self._cards.values()}
-        self._submit_limit = max(body_limit, image_limit) if any(map(takes_image, self._named.values())) else body_limit
+        cards = self._named.values()
+        self._submit_limit = max(
+            body_limit,
+            image_limit if any(map(takes_image, cards)) else 0,
+            lora_limit if any(map(takes_loras, cards)) else 0,
+        )
 
     async def submit(self, request: Request) -> Response:
         """Accept a job; answered once it is durable. The same Idempotency-Key and body give the same job."""
         key = idempotency_key(request)
         asked = await body(request, schema.JobRequest, limit=self._submit_limit)
-        job = await self._client.submit(asked.generation, key, await self._given(asked))
+        loras, given = await anyio.to_thread.run_sync(read_loras, asked.loras)
+        given |= await self._given(asked)
+        job = await self._client.submit(asked.generation(loras), key, given)
         return Json(self._shown(job), 202, {"location": present.location(job.id)})
 
     async def fork(self, request: Request) -> Response:
@@ -105,6 +117,16 @@ class Jobs:
 
 def takes_image(card: ModelCard) -> bool:
     return card.inputs is not UNSET and IMAGE in card.inputs
+
+
+def read_loras(files: Sequence[schema.LoraFile]) -> tuple[tuple[Lora, ...], dict[str, Given]]:
+    """Raises InvalidRequest."""
+    given = {f"{lora.INPUT}/{index}": lora.file(f"loras/{index}", one.data) for index, one in enumerate(files)}
+    return tuple(Lora(one.ref.digest, file.strength) for one, file in zip(given.values(), files, strict=True)), given
+
+
+def takes_loras(card: ModelCard) -> bool:
+    return card.inputs is not UNSET and lora.INPUT in card.inputs
 
 
 def idempotency_key(request: Request) -> str | None:

@@ -54,6 +54,7 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         exact=job.exact,
         card=job.model.card,
         weights=job.model.weights,
+        loras=request.loras,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
 from cards.card import InputSpec, OutputSpec, Range
+from cards.lora import Lora
 from cards.request import GenerationRequest
 from engine.events import JobEvent
 
@@ -26,6 +27,13 @@ Words = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
 # -- in -----------------------------------------------------------------------------------------------------------
 
 
+class LoraFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A safetensors file in base64, and how strongly it is applied."""
+
+    data: bytes
+    strength: float = 1.0
+
+
 class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to generate. What is left out or null is the model's to decide; a seed is then drawn once and kept."""
 
@@ -41,11 +49,12 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preview_every: Word = 0
     priority: Word = 0
     metadata: dict[str, str] = {}
+    loras: tuple[LoraFile, ...] = ()
+    """In the order in which they are applied, for a model that takes them."""
 
-    @property
-    def generation(self) -> GenerationRequest:
+    def generation(self, loras: tuple[Lora, ...]) -> GenerationRequest:
         """The words of it, without what comes along."""
-        words = structs.asdict(self)
+        words = structs.asdict(self) | {"loras": loras}
         del words["image"]
         return GenerationRequest(**words)
 
@@ -217,6 +226,8 @@ class Job(Struct, frozen=True, kw_only=True):
     exact: bool
     card: str
     weights: str
+    loras: tuple[Lora, ...] = ()
+    """By content."""
 
 
 class Accepted(Struct, frozen=True, kw_only=True):

@@ -72,6 +72,8 @@ class RecipeSpec(Struct, frozen=True, kw_only=True):
     shift: float
     parents: tuple[str, ...] = ()
     experts: Experts | UnsetType = UNSET
+    timesteps: tuple[int, ...] | UnsetType = UNSET
+    """The only ones that the weights were made for, where that is so."""
 
 
 class ParitySpec(Struct, frozen=True, kw_only=True):
@@ -132,9 +134,10 @@ class Program(Struct, frozen=True):
 
 
 class InputSpec(Struct, frozen=True, kw_only=True):
-    """Something that comes with a request: an `image`, or the `output` of a finished job that it goes on from."""
+    """Something that comes with a request: an `image`, the `output` of a finished job that it goes on from, or files of
+    a `lora`, of which there may be several: `<name>/0`, `<name>/1`, ..."""
 
-    kind: Literal["image", "output"]
+    kind: Literal["image", "output", "lora"]
     required: bool = True
     output: str = ""
     """Of which node's output of the other job, as `node.output`."""

@@ -37,6 +37,11 @@ class Part(Struct, frozen=True, kw_only=True):
     nbytes: int = 0
     precision: Precision | None = None
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of its tensors, by name. Raises BadCheckpoint."""
+        files = [file for file in self.files if file.suffix == ".safetensors"]
+        return {key: about.shape for file in files for key, about in _tensors(self.name, file).items()}
+
     def config(self) -> dict[str, Any]:
         for name in CONFIGS:
             if (self.folder / name).is_file():
@@ -186,7 +191,7 @@ def _part(name: str, library: str, class_name: str, folder: Path) -> Part:
         raise BadCheckpoint(folder, f"{name}: there is no folder {folder.name}")
     small = [file for file in folder.iterdir() if file.suffix in (".json", ".txt", ".model", ".jinja")]
     weights = _weights(name, folder)
-    tensors = [about for file in weights for about in _tensors(name, file)]
+    tensors = [about for file in weights for about in _tensors(name, file).values()]
     if not weights and not any((folder / config).is_file() for config in CONFIGS):
         raise BadCheckpoint(folder, f"{name}: {folder.name} has neither a config nor weights")
     if not weights and (folder / "config.json").is_file() and library != "transformers":
@@ -233,17 +238,17 @@ def _weights(name: str, folder: Path) -> list[Path]:
     return [file for file in sorted(folder.glob("*.safetensors")) if file.stem in ("model", "diffusion_pytorch_model")]
 
 
-def _tensors(name: str, file: Path) -> list[_Tensor]:
+def _tensors(name: str, file: Path) -> dict[str, _Tensor]:
     """The header of a safetensors file: eight bytes of length, then JSON."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = opened.read(length) if length <= file.stat().st_size else b""
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        tensors = [msgspec.json.decode(raw, type=_Tensor) for key, raw in entries.items() if key != "__metadata__"]
+        tensors = {key: msgspec.json.decode(raw, type=_Tensor) for key, raw in entries.items() if key != "__metadata__"}
     except msgspec.MsgspecError as error:
         raise BadCheckpoint(file, f"{name}: {file.name} is no safetensors file") from error
-    whole = 8 + length + max((about.data_offsets[1] for about in tensors), default=0)
+    whole = 8 + length + max((about.data_offsets[1] for about in tensors.values()), default=0)
     if file.stat().st_size != whole:
         raise BadCheckpoint(file, f"{name}: {file.name} has {file.stat().st_size} bytes and should have {whole}")
     return tensors

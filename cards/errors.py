@@ -5,6 +5,7 @@ CardError
  - UnknownModel      no card of that name
  - NoFamily          a module that is not there, or that has no family
  - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
+ - BadLora           a LoRA that does not fit the model
 """
 
 from collections.abc import Iterable
@@ -47,3 +48,9 @@ class BadCheckpoint(CardError):
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
         self.problem = problem
+
+
+class BadLora(CardError):
+    def __init__(self, digest: str, problem: str) -> None:
+        super().__init__(f"LoRA {digest[:16]}: {problem}")
+        self.digest = digest

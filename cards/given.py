@@ -56,8 +56,10 @@ def picture(field: str, data: bytes) -> Given:
 def check_inputs(given: Collection[str], card: ModelCard) -> None:
     """`given` are names. Raises InvalidRequest with the first that is missing or that the card does not take."""
     inputs = {} if card.inputs is UNSET else card.inputs
+    several = {name for name, spec in inputs.items() if spec.kind == "lora"}
     for name in given:
-        if name not in inputs:
+        stem, _, index = name.partition("/")
+        if name not in inputs.keys() - several and not (index and stem in several):
             raise InvalidRequest(
                 name, f"{card.name} takes no such input; it takes: {', '.join(inputs) or 'none'}; leave it out"
             )

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 
 class GuidancePolicy(Protocol):
+    together: bool
+    """Whether the branches are rows of one forward."""
+
     def branches(self, scalars: Mapping[str, Scalar]) -> tuple[str, ...]:
         """The conditionings to evaluate in this step, in the order of evaluation."""
         ...
@@ -29,10 +32,12 @@ class GuidancePolicy(Protocol):
 class ClassifierFree:
     """Ho and Salimans 2022. The branches are evaluated one by one: two forwards of one, not one forward of two.
 
+    With `together` they are: to the same bits where the modules are batch invariant (cards/invariant.py).
     With guidance 1 the formula is the conditional output, and the other branch is not evaluated.
     """
 
-    def __init__(self, conditional: str, unconditional: str) -> None:
+    def __init__(self, conditional: str, unconditional: str, *, together: bool = False) -> None:
+        self.together = together
         self._conditional = conditional
         self._unconditional = unconditional
 

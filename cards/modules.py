@@ -2,28 +2,37 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cards.card import Precision
 from cards.checkpoint import Checkpoint, Part
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("keyframe.cards")
 
 LIBRARIES = ("diffusers", "transformers")
 
+NOTHING: Mapping[str, Callable[[Any], None]] = {}
+
 
 class Modules(Mapping[str, Any]):
-    """Components by name. What has no weights (a tokenizer, a scheduler) is loaded the same way."""
+    """Components by name. What has no weights (a tokenizer, a scheduler) is loaded the same way.
 
-    def __init__(self, checkpoint: Checkpoint, precision: Precision, device: str) -> None:
+    `finish` is done to a module, by its name, once it is loaded.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        precision: Precision,
+        device: str,
+        finish: Mapping[str, Callable[[Any], None]] = NOTHING,
+    ) -> None:
         self._checkpoint = checkpoint
         self._precision = precision
         self._device = device
+        self._finish = finish
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -48,8 +57,13 @@ class Modules(Mapping[str, Any]):
         dtype: torch.dtype = getattr(torch, self._precision)
         module = kind.from_pretrained(part.folder, dtype=dtype, local_files_only=True).to(self._device)
         module.eval().requires_grad_(False)
+        self._finish.get(part.name, _as_it_is)(module)
         log.info("loaded %s in %.1f s", part.name, time.perf_counter() - began)
         return module
+
+
+def _as_it_is(module: Any) -> None:
+    pass
 
 
 def class_of(part: Part) -> Any:

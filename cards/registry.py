@@ -18,6 +18,7 @@ DEFAULT_FAMILIES = ("cards.shapes.family",)
 PIPELINES = {
     "WanImageToVideoPipeline": "cards.wan.family",
     "WanPipeline": "cards.wan.family",
+    "WanDMDPipeline": "cards.wan.family",
 }
 """By the pipeline that a checkpoint's model index names: a module whose `open(model, checkpoint)` gives its family."""
 

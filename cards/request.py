@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from cards import canvas
 from cards.card import ModelCard, Range
 from cards.errors import InvalidRequest
+from cards.lora import Lora, check_strengths
 
 MAX_SEED = 2**63 - 1
 PRIORITIES = (-100, 100)
@@ -27,6 +28,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     preview_every: int = 0
     priority: int = 0
     metadata: dict[str, str] = {}
+    loras: tuple[Lora, ...] = ()
+    """Of the files that come as the inputs `lora/0`, `lora/1`, ..., in the order in which they are applied."""
 
 
 class ResolvedRequest(Struct, frozen=True, kw_only=True):
@@ -44,6 +47,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     size: str | None = None
     """None where the card makes one size only, and so for `frames`."""
     frames: int | None = None
+    loras: tuple[Lora, ...] = ()
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +83,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
     """
     _check_text(request, card)
     _check_numbers(request)
+    check_strengths(request.loras, card)
     recipe = card.recipe
     size, frames = canvas.choose(request.size, request.frames, card)
     return ResolvedRequest(
@@ -93,6 +98,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         metadata=request.metadata,
         size=size,
         frames=frames,
+        loras=request.loras,
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import registry
+from cards import lora, registry
 from cards.card import ModelCard
 from cards.given import Given, check_inputs
 from cards.request import GenerationRequest, RequestChanges, resolve
@@ -113,6 +113,7 @@ class Client:
         family = registry.find(self._engine.registry, request.model)
         check_inputs(given, family.card)
         resolved = resolve(request, family.card, self._chance)
+        lora.check_files(resolved.loras, given, family)
         submitted = JobSubmitted(
             job=self._ids(),
             request=resolved,

@@ -14,7 +14,7 @@ import anyio
 from msgspec.structs import replace
 
 from cards.errors import CardError, NoFamily
-from ops import logs, worker
+from ops import logs, loras, worker
 from ops.errors import BadSettings, OpsError
 from ops.settings import Settings, read
 from ops.version import VERSION
@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--frames", type=int, metavar="N")
     generate.add_argument("--image", type=Path, metavar="FILE", help="for a model that starts from one")
     generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
+    generate.add_argument(
+        "--lora", action="append", default=[], metavar="FILE:STRENGTH", help="a LoRA; may be given repeatedly"
+    )
     generate.add_argument("--out", type=Path, default=Path("out/clip.mp4"), metavar="FILE")
     generate.add_argument("--server", metavar="URL", help="an engine elsewhere")
     settings_flags(generate, "data", "store", "blobs", "workers", "ranks", "threads")
@@ -114,6 +117,8 @@ def _generate(arguments: argparse.Namespace) -> None:
     fields = ("model", "prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames", "preview_every")
     given = ((name, getattr(arguments, name)) for name in fields)
     request = {name: value for name, value in given if value is not None}
+    if arguments.lora:
+        request["loras"] = loras.read(arguments.lora)
     _check(request, arguments.out)
     make = functools.partial(generate, request, arguments.out, settings, arguments.server, _image(arguments.image))
     try:

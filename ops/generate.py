@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cards.given import picture
+from ops import loras
 from ops.errors import JobEnded, NoEngine, OpsError
 from ops.remote import JobObject, Remote, connect
 from ops.serve import running
@@ -66,6 +67,7 @@ async def _engine(settings: Settings, server: str | None) -> AsyncIterator[str]:
 
 async def _unfinished(remote: Remote, request: dict[str, Any]) -> JobObject | None:
     """One that an earlier call with this request left behind in this folder. On a server it might be anyone's."""
+    request = loras.as_shown(request)
     for status in ("queued", "running"):  # in the order in which a job goes through them, so that none is missed
         for row in await remote.jobs(status=status, limit=1000):
             job = await remote.job(row["id"])

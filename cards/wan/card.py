@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from cards import solvers
+from cards import lora, solvers
 from cards.card import (
     REQUEST,
     Canvas,
@@ -32,8 +32,29 @@ from cards.wan import published
 TEXT_TOKENS = 512
 """What every prompt is padded to, and may have at most."""
 
+POLICIES = {"sequential": "cfg", "batched": "cfg_batched"}
+"""How the branches of guidance are evaluated, by the value of the option."""
+
+BY_ROW = (
+    "patch_embedding",
+    "condition_embedder.time_embedder.linear_1",
+    "condition_embedder.time_embedder.act",
+    "condition_embedder.time_embedder.linear_2",
+    "condition_embedder.act_fn",
+    "condition_embedder.time_proj",
+)
+"""The transformer's modules that are not batch invariant on a CPU, as `cards.invariant.offenders` finds them; the two
+activations are so at widths that are no multiple of a vector."""
+
 SNAPSHOT_EVERY = 8
 """A step of UniPC leaves four latents; its own output is half of one, and the rest follows from it."""
+
+FLOW_UNIPC = ParitySpec(
+    reference="wan/utils/fm_solvers_unipc.py of Wan 2.1: its timesteps and noise levels, as restated in "
+    "tests/cards/test_solvers.py; the steps between them are those of diffusers.UniPCMultistepScheduler",
+    rung="C0",
+)
+"""Of the scheduler alone: no clip has been held against one of Wan's own code."""
 
 PARTS = ("tokenizer", "text_encoder", "transformer", "scheduler", "vae")
 CLIP = ("image_encoder", "image_processor")
@@ -41,7 +62,7 @@ LOW_NOISE = "transformer_2"
 FROM_IMAGE = "WanImageToVideoPipeline"
 
 
-def video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) -> ModelCard:
+def video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str, policy: str = "cfg") -> ModelCard:
     """Raises BadCheckpoint."""
     checkpoint.require(*PARTS)
     image, boundary = checkpoint.pipeline == FROM_IMAGE, checkpoint.settings.get("boundary_ratio")
@@ -51,7 +72,7 @@ def video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) 
     parts = (*PARTS, *(CLIP if sees else ()), *((LOW_NOISE,) if boundary is not None else ()))
     checkpoint.require(*parts)
     about = published.of(image=image, experts=boundary is not None)
-    denoise = semantics(solver, image=image, experts=boundary is not None)
+    denoise = semantics(solver, policy, image=image, experts=boundary is not None)
     return ModelCard(
         name=name,
         family="wan",
@@ -69,23 +90,27 @@ def video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) 
             shift=about.presets[0].shift,
             experts=UNSET if boundary is None else Experts(boundary=boundary, guidance=about.low_noise_guidance),
         ),
-        parity=ParitySpec(reference=f"diffusers.{checkpoint.pipeline}", rung="C1"),
+        parity=FLOW_UNIPC
+        if solver == "flow_unipc"
+        else ParitySpec(reference=f"diffusers.{checkpoint.pipeline}", rung="C1"),
         output=output(checkpoint, about.presets),
         program=_program(("condition", *(("image_tokens",) if sees else ())) if image else ()),
         prompt_limit=10_000,
-        inputs={"image": InputSpec(kind="image")} if image else UNSET,
+        inputs={"image": InputSpec(kind="image"), **lora.INPUTS} if image else lora.INPUTS,
     )
 
 
-def semantics(solver: str, *, image: bool, experts: bool) -> str:
+def semantics(solver: str, policy: str, *, image: bool, experts: bool) -> str:
     """Of the denoising loop: `cfg2` is guidance with a scale for each of two experts."""
-    return f"wan.{'i2v.' if image else ''}{solver}.cfg{'2' if experts else ''}/1"
+    guidance = policy.replace("cfg", "cfg2") if experts else policy
+    return f"wan.{'i2v.' if image else ''}{solver}.{guidance}/1"
 
 
 def _program(from_image: tuple[str, ...]) -> Program:
     """`from_image` is what the image is encoded to, if there is one."""
     pictured = Node(name="encode_image", loop="encode_image", inputs={"image": f"{REQUEST}.image"}, outputs=from_image)
     conditions = {name: f"encode_image.{name}" for name in from_image}
+    adapters = {lora.INPUT: f"{REQUEST}.{lora.INPUT}"}
     return Program(
         nodes=(
             Node(name="encode", loop="encode_text", outputs=("text", "negative")),
@@ -93,7 +118,7 @@ def _program(from_image: tuple[str, ...]) -> Program:
             Node(
                 name="denoise",
                 loop="denoise",
-                inputs={"text": "encode.text", "negative": "encode.negative", **conditions},
+                inputs={"text": "encode.text", "negative": "encode.negative", **conditions, **adapters},
                 outputs=("latent",),
             ),
             Node(name="decode", loop="decode_vae", inputs={"latent": "denoise.latent"}, outputs=("frames",)),

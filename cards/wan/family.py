@@ -1,17 +1,20 @@
 """The Wan family: a card, loops, modules and step bodies for one checkpoint directory."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
+from cards.invariant import row_by_row
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
 from cards.sizes import LoopSizes
 from cards.solvers import SOLVERS
 from cards.tokens import TokenLimit
-from cards.wan.card import TEXT_TOKENS, solver_of, video
+from cards.wan import dmd
+from cards.wan.card import BY_ROW, LOW_NOISE, POLICIES, TEXT_TOKENS, solver_of, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 
@@ -21,11 +24,19 @@ if TYPE_CHECKING:
 
 class Wan:
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
-        options = model.choose(solver=(solver_of(checkpoint), *SOLVERS))
+        self._batched = model.options.get("cfg") == "batched"
+        self._distilled = dmd.asked(model, checkpoint)
         precision = model.precision or checkpoint.precision
-        self.card = video(model.name, checkpoint, precision, options["solver"])
-        self.loops = loops(self.card, options["solver"])
-        self._solver = options["solver"]
+        if self._distilled:
+            model.choose(recipe=("dmd",))
+            self._solver = "euler"
+            self.card = dmd.student(video(model.name, checkpoint, precision, self._solver))
+            self.loops = loops(self.card, self._solver) | {loop.semantics: loop for loop in dmd.loops(self.card)}
+        else:
+            options = model.choose(solver=(solver_of(checkpoint), *SOLVERS), recipe=("base", "dmd"), cfg=(*POLICIES,))
+            self._solver, policy = options["solver"], POLICIES[options["cfg"]]
+            self.card = video(model.name, checkpoint, precision, self._solver, policy)
+            self.loops = loops(self.card, self._solver, policy)
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
@@ -37,13 +48,24 @@ class Wan:
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         self._tokens.check("prompt", request.prompt)
         self._tokens.check("negative_prompt", request.negative_prompt)
-        return ()
+        return dmd.notices(request) if self._distilled else ()
+
+    def modules(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of the transformer, which LoRAs may change, with the shapes of their weights."""
+        shapes = self._checkpoint.parts["transformer"].shapes()
+        return {key.removesuffix(".weight"): shape for key, shape in shapes.items() if key.endswith(".weight")}
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, self._solver, request)
 
     def load(self, device: str) -> Components:
-        return Modules(self._checkpoint, self._precision, device)
+        by_row = partial(row_by_row, names=BY_ROW)
+        return Modules(
+            self._checkpoint,
+            self._precision,
+            device,
+            {"transformer": by_row, LOW_NOISE: by_row} if self._batched else {},
+        )
 
     def reference(self, request: ResolvedRequest) -> "Mapping[str, torch.Tensor]":
         from cards.wan import reference

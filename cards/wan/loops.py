@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from cards import canvas
+from cards import canvas, lora
 from cards.card import ModelCard
 from cards.counted import Counted
 from cards.loop import Loop, LoopContext, LoopState, StepOutput
@@ -41,9 +41,10 @@ class Denoise(Counted):
     Which of two experts runs a step follows from its time on the shifted schedule and the scalar `boundary`.
     """
 
-    def __init__(self, instance: str, semantics: str, solver: str) -> None:
+    def __init__(self, instance: str, semantics: str, solver: str, policy: str) -> None:
         super().__init__(instance)
         self.semantics = semantics
+        self._policy = policy
         self._name = solver
         self._solver = SOLVERS[solver]
 
@@ -59,6 +60,8 @@ class Denoise(Counted):
             "shift": output.canvas.shift(width, height) if output.canvas else recipe.shift,
             **_size(context),
             "solver": self._name,
+            "policy": self._policy,
+            **lora.strengths(request.loras),
         }
         if recipe.experts:
             scalars |= {"boundary": recipe.experts.boundary, "guidance_2": recipe.experts.guidance}
@@ -119,7 +122,7 @@ def _size(context: LoopContext) -> dict[str, Scalar]:
     return dict(zip(("width", "height", "frames"), canvas.pixels(context.request, context.card.output), strict=True))
 
 
-def loops(card: ModelCard, solver: str) -> dict[str, Loop]:
+def loops(card: ModelCard, solver: str, policy: str = "cfg") -> dict[str, Loop]:
     assert card.output.canvas
     made: tuple[Loop, ...] = (
         EncodeText(card.name),
@@ -128,7 +131,7 @@ def loops(card: ModelCard, solver: str) -> dict[str, Loop]:
             for node in card.program.nodes
             if node.loop == "encode_image"
         ),
-        Denoise(card.name, card.loops["denoise"].semantics, solver),
+        Denoise(card.name, card.loops["denoise"].semantics, solver, policy),
         DecodeVae(card.name, card.output.canvas.frames_multiple),
         Render(card.name),
     )

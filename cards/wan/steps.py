@@ -4,15 +4,16 @@ B batch, L tokens, D width, C latent channels, F latent frames, H W latent heigh
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from diffusers import WanImageToVideoPipeline, WanPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline, WanPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from torch import Tensor
 
-from cards import media, pack
+from cards import lora, media, pack, sampling
 from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
 from cards.guidance import ClassifierFree, GuidancePolicy
@@ -23,16 +24,23 @@ from cards.wire import Scalar, WorkPlan
 Reads = Mapping[str, Tensor]
 Scalars = Mapping[str, Scalar]
 
-GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
+GUIDANCE: Mapping[str, GuidancePolicy] = {
+    "cfg": ClassifierFree("text", "negative"),
+    "cfg_batched": ClassifierFree("text", "negative", together=True),
+}
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
-    """Both prompts to (1, L, D), cleaned, padded and masked as the pipeline does it."""
+    """The prompts to (1, L, D), cleaned, padded and masked as the pipeline does it."""
     pipeline = WanPipeline(components["tokenizer"], components["text_encoder"], vae=None, scheduler=None)
+    negative_prompt = plan.scalars.get("negative_prompt")
     text, negative = pipeline.encode_prompt(
-        str(plan.scalars["prompt"]), str(plan.scalars["negative_prompt"]), max_sequence_length=TEXT_TOKENS
+        str(plan.scalars["prompt"]),
+        negative_prompt,
+        do_classifier_free_guidance=negative_prompt is not None,
+        max_sequence_length=TEXT_TOKENS,
     )
-    return Made({"text": text, "negative": negative})
+    return Made({"text": text} if negative is None else {"text": text, "negative": negative})
 
 
 def encode_image(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -71,18 +79,18 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     if "condition" in reads:
         latent_BCFHW = torch.cat([latent_BCFHW, reads["condition"]], dim=1)
     latent_BCFHW = latent_BCFHW.to(transformer.dtype)
-    tokens = reads.get("image_tokens")
-    outputs = {
-        branch: transformer(
-            hidden_states=latent_BCFHW,
-            timestep=t_B,
-            encoder_hidden_states=reads[branch].to(transformer.dtype),
-            encoder_hidden_states_image=None if tokens is None else tokens.to(transformer.dtype),
-            return_dict=False,
-        )[0]
-        for branch in GUIDANCE.branches(plan.scalars)
-    }
-    velocity, remembered = GUIDANCE.combine(outputs, {**plan.scalars, "guidance": scale})
+    scalars = {**plan.scalars, "guidance": scale}
+    policy = GUIDANCE[str(scalars["policy"])]
+    texts = {branch: reads[branch] for branch in policy.branches(scalars)}
+    seen = reads.get("image_tokens")
+    with _adapted(transformer, plan, reads) if expert == "transformer" else nullcontext():
+        if policy.together:
+            latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
+            rows = _velocity(transformer, latents, t_B, torch.cat([*texts.values()]), seen)
+            outputs = dict(zip(texts, rows.split(1), strict=True))
+        else:
+            outputs = {branch: _velocity(transformer, latent_BCFHW, t_B, text, seen) for branch, text in texts.items()}
+    velocity, remembered = policy.combine(outputs, scalars)
     return Made({"velocity": velocity}, remembered)
 
 
@@ -91,6 +99,25 @@ def advance(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent = _latent(components, plan, reads)
     velocity = reads[f"{MADE}velocity"]
     return Made(_solver(plan).advance(_scheduler(components, plan), plan.step, latent, velocity, reads))
+
+
+def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+    """The data as a student sees it at this step, with the noise of the next one: x' = (1 - s') x0 + s' noise.
+
+    x0 = x - s v is taken in float64, as FastVideo does. At the last step it is the latent.
+    """
+    transformer = components["transformer"]
+    latent = _latent(components, plan, reads)
+    t_B = _timestep(plan, plan.step).expand(1)
+    with _adapted(transformer, plan, reads):
+        velocity = _velocity(transformer, latent.to(transformer.dtype), t_B, reads["text"])
+    data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
+    following = plan.step + 1
+    if following == plan.scalars["steps"]:
+        return Made({"latent": data})
+    seed = sampling.noise_seed(int(plan.scalars["seed"]), loop=plan.loop, step=following, purpose="noise")
+    level = _level(plan, following)
+    return Made({"latent": (1.0 - level) * data + level * sampling.noise(tuple(latent.shape), seed)})
 
 
 def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -104,7 +131,8 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     frame = vae.post_quant_conv(latent)[:, :, step : step + 1]
     pixels = vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=step == 0).clamp(-1.0, 1.0)
     made = {f"frames/{step}": _uint8(pixels)}
-    return Made(made | {"cache": pack.pack(cache)} if "cache" in (plan.writes or ()) else made)
+    follows = plan.writes is not None and "cache" in plan.writes  # which is all that it makes where it is made again
+    return Made(made | {"cache": pack.pack(cache)} if follows else made)
 
 
 def render(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -148,6 +176,34 @@ def _expert(scheduler: Any, plan: WorkPlan) -> tuple[str, Scalar]:
     return ("transformer", scalars["guidance"]) if high_noise else (LOW_NOISE, scalars["guidance_2"])
 
 
+def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextManager[None]:
+    """LoRAs are of the first transformer, as diffusers loads them."""
+    return lora.applied(transformer, plan, reads, WanPipeline.lora_state_dict)
+
+
+def _velocity(transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor, seen_BLD: Tensor | None) -> Tensor:
+    batch = len(latent_BCFHW)
+    velocity: Tensor = transformer(
+        hidden_states=latent_BCFHW,
+        timestep=t_B.expand(batch),
+        encoder_hidden_states=text_BLD.to(transformer.dtype),
+        encoder_hidden_states_image=None if seen_BLD is None else seen_BLD.to(transformer.dtype).repeat(batch, 1, 1),
+        return_dict=False,
+    )[0]
+    return velocity
+
+
+def _timestep(plan: WorkPlan, step: int) -> Tensor:
+    return torch.tensor(int(plan.scalars[f"timestep/{step}"]))
+
+
+def _level(plan: WorkPlan, step: int) -> Tensor:
+    """The noise level of a step: of those that the teacher was trained at, the one nearest to the timestep."""
+    trained = FlowMatchEulerDiscreteScheduler(shift=float(plan.scalars["shift"]))
+    level: Tensor = trained.sigmas[(trained.timesteps - _timestep(plan, step)).abs().argmin()]
+    return level
+
+
 def _scheduler(components: Components, plan: WorkPlan) -> Any:
     scalars = plan.scalars
     return fresh(components["scheduler"], _solver(plan), int(scalars["steps"]), float(scalars["shift"]))
@@ -182,6 +238,7 @@ BODIES: Mapping[str, StepBody] = {
     "encode_text": encode_text,
     "denoise": denoise,
     "denoise.fold": advance,
+    "denoise_dmd": denoise_dmd,
     "decode_vae": decode_vae,
     "render": render,
 }

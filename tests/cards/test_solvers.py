@@ -1,0 +1,61 @@
+"""Solvers as pure functions: against the schedulers that keep their state on themselves, and Wan's own noise levels."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cards.solvers import SOLVERS, FlowUniPC, UniPC, fresh
+from tests.parity import tiny
+
+STEPS = 7
+
+
+def official(steps: int, shift: float) -> tuple[Tensor, Tensor]:
+    """Timesteps and noise levels as wan/utils/fm_solvers_unipc.py makes them in `__init__` and `set_timesteps`."""
+    alphas = np.linspace(1, 1 / 1000, 1000)[::-1].copy()
+    trained = torch.from_numpy(1.0 - alphas).to(torch.float32)
+    sigmas = np.linspace(trained[0].item(), trained[-1].item(), steps + 1).copy()[:-1]
+    sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
+    timesteps = torch.from_numpy(sigmas * 1000).to(torch.int64)
+    return timesteps, torch.from_numpy(np.concatenate([sigmas, [0.0]]).astype(np.float32))
+
+
+@pytest.mark.parametrize(("steps", "shift"), [(50, 3.0), (50, 5.0), (20, 8.0), (3, 3.0), (1, 5.0)])
+def test_flow_unipc_has_the_noise_levels_of_wans_own_scheduler(steps: int, shift: float) -> None:
+    made = fresh(tiny.unipc(shift=1.0), FlowUniPC(), steps, flow_shift=shift)
+
+    timesteps, sigmas = official(steps, shift)
+    assert torch.equal(made.timesteps, timesteps)
+    assert torch.equal(made.sigmas, sigmas)
+
+
+def test_they_are_not_those_of_diffusers() -> None:
+    ours = fresh(tiny.unipc(shift=3.0), FlowUniPC(), 50)
+    theirs = fresh(tiny.unipc(shift=3.0), UniPC(), 50)
+
+    assert ours.timesteps[:3].tolist() == [999, 992, 985]
+    assert theirs.timesteps[:3].tolist() == [999, 993, 986]
+    assert 0.002 < (ours.sigmas - theirs.sigmas).abs().max() < 0.003
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_step_of_a_new_scheduler_is_that_of_one_that_remembers(name: str) -> None:
+    solver, template = SOLVERS[name], (tiny.euler if name == "euler" else tiny.unipc)()
+    stateful = fresh(template, solver, STEPS)
+    latent, outputs = noise(0), [noise(step + 1) for step in range(STEPS)]
+    state: dict[str, Tensor] = {"latent": latent}
+
+    for step, output in enumerate(outputs):
+        assert {*state} == {"latent", *solver.remembers(step, STEPS)}
+        moved = solver.advance(fresh(template, solver, STEPS), step, state["latent"], output, state)
+        latent = stateful.step(output, stateful.timesteps[step], latent, return_dict=False)[0]
+        assert {*moved} == {"latent", *solver.remembers(step + 1, STEPS)}
+        assert torch.equal(moved["latent"], latent), step
+        state = moved
+
+
+def noise(seed: int) -> Any:
+    return torch.randn(1, 4, 2, 4, 4, generator=torch.Generator().manual_seed(seed))

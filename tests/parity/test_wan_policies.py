@@ -1,0 +1,116 @@
+"""What a card of Wan may be opened with: how guidance evaluates its branches, and the solvers."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from cards.errors import InvalidCard
+from cards.invariant import offenders, row_by_row
+from cards.wan.card import BY_ROW
+from tests.parity import tiny
+from tests.parity.piecewise import piecewise
+from tests.parity.reference import digest, family, run
+
+PRECISIONS = ("float32", "bfloat16")
+REQUEST: dict[str, Any] = {
+    "prompt": "a red cat",
+    "negative_prompt": "blurry",
+    "seed": 3,
+    "steps": 4,
+    "guidance": 4.0,
+    "size": "48x32",
+    "frames": 5,
+}
+
+
+@cache
+def pipeline(precision: str) -> Any:
+    from diffusers import WanPipeline
+
+    made = WanPipeline.from_pretrained(tiny.wan(), dtype=getattr(torch, precision))
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@cache
+def reference(precision: str) -> str:
+    latents = pipeline(precision)(
+        prompt=REQUEST["prompt"],
+        negative_prompt=REQUEST["negative_prompt"],
+        height=32,
+        width=48,
+        num_frames=REQUEST["frames"],
+        num_inference_steps=REQUEST["steps"],
+        guidance_scale=REQUEST["guidance"],
+        generator=torch.Generator().manual_seed(REQUEST["seed"]),
+        output_type="latent",
+    ).frames
+    return digest(latents)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_two_rows_of_one_forward_are_two_forwards(precision: str) -> None:
+    sequential = await run(family(tiny.wan(), precision), REQUEST)
+    batched = await run(family(tiny.wan(), precision, cfg="batched"), REQUEST)
+
+    assert batched.steps == sequential.steps
+    assert batched.last("denoise")["latent"] == reference(precision)
+
+
+async def test_without_the_invariant_modules_they_are_not() -> None:
+    model = family(tiny.wan(), "float32", cfg="batched")
+    components = model.load("cpu")
+    model.load = lambda device: components
+    for name in BY_ROW:
+        del components["transformer"].get_submodule(name).forward
+
+    assert (await run(model, REQUEST)).last("denoise")["latent"] != reference("float32")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_probe_finds_the_modules_that_are_called_row_by_row(precision: str) -> None:
+    transformer = family(tiny.wan(), precision).load("cpu")["transformer"]
+    call = batch(transformer)
+
+    found = offenders(transformer, call, rows=2)
+    assert {*found} <= {*BY_ROW}
+    if precision == "float32":
+        assert {"patch_embedding", "condition_embedder.time_proj"} <= {*found}
+    alone = [forward(transformer, {name: value[row : row + 1] for name, value in call.items()}) for row in range(2)]
+    row_by_row(transformer, found)
+    assert not offenders(transformer, call, rows=2)
+    assert torch.equal(forward(transformer, call), torch.cat(alone))
+
+
+def batch(transformer: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "hidden_states": torch.randn(2, 16, 3, 4, 6, generator=generator).to(transformer.dtype),
+        "timestep": torch.tensor([757, 300]),
+        "encoder_hidden_states": torch.randn(2, 512, 32, generator=generator).to(transformer.dtype),
+    }
+
+
+@torch.inference_mode()
+def forward(transformer: Any, call: dict[str, Any]) -> torch.Tensor:
+    made: torch.Tensor = transformer(**call).sample
+    return made
+
+
+async def test_flow_unipc_runs_resumes_and_is_another_solver() -> None:
+    model = family(tiny.wan(), "float32", solver="flow_unipc")
+
+    made = await run(model, REQUEST)
+    assert (await piecewise(model, REQUEST)).steps == made.steps
+    assert made.last("denoise")["latent"] != reference("float32")
+    assert "fm_solvers_unipc" in model.card.parity.reference
+    assert model.card.digest != family(tiny.wan(), "float32").card.digest
+
+
+def test_an_option_that_is_not_there_is_told_of_those_that_are() -> None:
+    with pytest.raises(InvalidCard, match=r"options\.cfg: 'parallel' is none of batched, sequential"):
+        family(tiny.wan(), "float32", cfg="parallel")
+    with pytest.raises(InvalidCard, match=r"options\.guess: there is none; there are: solver, recipe, cfg"):
+        family(tiny.wan(), "float32", guess="x")
