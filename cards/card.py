@@ -130,6 +130,13 @@ class InputSpec(Struct, frozen=True, kw_only=True):
     """Of which node's output of the other job, as `node.output`."""
 
 
+class StageSpec(Struct, frozen=True, kw_only=True):
+    """A card whose program is a part of this one's: its name and its digest."""
+
+    model: str
+    card: str
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     name: str
     family: str
@@ -145,6 +152,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """Characters."""
     inputs: dict[str, InputSpec] | UnsetType = UNSET
     """What may come with a request, by name."""
+    stages: dict[str, StageSpec] | UnsetType = UNSET
+    """Of a workflow: by the prefix of their names, the cards whose loops it runs, each in its own resident model."""
 
     @property
     def digest(self) -> str:

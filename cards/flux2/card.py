@@ -1,4 +1,4 @@
-"""The cards of Flux 2 klein, read off a checkpoint: the base model under guidance, or the one distilled to few steps."""
+"""The cards of Flux 2 klein, read off a checkpoint: the base model, or the one that is distilled to few steps."""
 
 from cards.card import (
     Canvas,
@@ -77,9 +77,7 @@ def recipe(precision: Precision, *, distilled: bool) -> RecipeSpec:
 
 
 def output(multiple: int) -> OutputSpec:
-    canvas = Canvas(
-        multiple=multiple, most_pixels=MOST_PIXELS, presets=PRESETS, frames_multiple=1, most_frames=1
-    )  # fmt: skip
+    canvas = Canvas(multiple=multiple, most_pixels=MOST_PIXELS, presets=PRESETS, frames_multiple=1, most_frames=1)
     return OutputSpec(width=PRESETS[0].width, height=PRESETS[0].height, frames=1, fps=1, canvas=canvas)
 
 
