@@ -134,7 +134,7 @@ def open(model: Model, families: Mapping[str, Family]) -> Workflow:
 def card_of(name: str, picture: ModelCard, clip: ModelCard) -> ModelCard:
     """Raises InvalidCard."""
     stages = {PICTURE: picture, CLIP: clip}
-    artifacts = (*picture.program.artifacts, *clip.program.artifacts)
+    artifacts = (*clip.program.artifacts, *picture.program.artifacts)
     if len({*artifacts}) < len(artifacts):
         raise InvalidCard(name, "program.artifacts", f"both stages make one of a name: {', '.join(artifacts)}")
     return ModelCard(

@@ -18,6 +18,7 @@ from cards.model import Model
 from cards.request import GenerationRequest, RequestChanges, resolve
 from cards.wire import WorkPlan
 from cards.workflow import Stage, Staged, Workflow
+from engine.events import NodeStarted
 from engine.job import State
 from tests.parity import fade, tiny_flux2
 from tests.parity.reference import Digests, ended, outcome, run, step_by_step
@@ -66,8 +67,8 @@ async def test_the_picture_is_there_while_the_clip_is_being_made() -> None:
         running.workers[0].hold_at = PICTURE_STEPS + 1
         job = await running.client.submit(GenerationRequest(model="story", **REQUEST))
         await running.until(lambda: len(running.workers[0].ran) > PICTURE_STEPS)
-        async for event in running.client.watch(job.id):
-            if event.type == "node_started" and getattr(event.event, "node", "") == "clip-denoise":
+        async for told in running.client.watch(job.id):
+            if any(isinstance(one.event, NodeStarted) and one.event.node == "clip-denoise" for one in told):
                 break
         _, png = await running.client.artifact(job.id, "image.png")
         now = await running.client.job(job.id)
