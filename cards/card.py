@@ -203,7 +203,7 @@ def _recipe_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
                 f"the weights were made for {name} = {semantics}, the card runs {card.loops[name].semantics}",
             )
     for name, component in card.components.items():
-        if component.precision != recipe.assumes_precision:
+        if component.precision != recipe.assumes_precision and not card.stages:  # each stage's card answers for its own
             yield (
                 f"components.{name}.precision",
                 f"{component.precision} is not the recipe's {recipe.assumes_precision}",

@@ -119,6 +119,16 @@ def test_the_card_and_the_weights_are_those_of_both() -> None:
     assert Workflow("story", flux, renamed).card.digest != card.digest
 
 
+def test_the_stages_may_have_precisions_of_their_own() -> None:
+    half = Model(name="half", folder=str(tiny_flux2.flux2(distilled=True)), precision="bfloat16")
+    story = Model(name="story", folder="", options={"picture": "half", "clip": "fade"})
+
+    card = registry.load(["tests.parity.fade"], [story, half])["story"].card
+
+    precisions = {name: spec.precision for name, spec in card.components.items()}
+    assert (precisions["picture-vae"], precisions["clip-vae"]) == ("bfloat16", "float32")
+
+
 def test_a_workflows_jobs_need_its_stages() -> None:
     assert set(registry.needed(families(), "story")) == {"story", "flux", "fade"}
     assert set(registry.needed(families(), "fade")) == {"fade"}
