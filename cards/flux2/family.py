@@ -25,7 +25,9 @@ class Flux2:
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         if request.negative_prompt and is_distilled(self._checkpoint):
-            return (Notice("ignored", "negative_prompt", "a distilled model has no guidance: it is ignored"),)
+            return (
+                Notice("ignored", "negative_prompt", f"{self.card.name} is distilled, without guidance: it ignores it"),
+            )
         return ()
 
     def load(self, device: str) -> Components:
