@@ -58,6 +58,8 @@ def _parse(size: str, canvas: Canvas) -> tuple[int, int]:
 
 def _frames(frames: int, canvas: Canvas) -> int:
     step, most = canvas.frames_multiple, canvas.most_frames
+    if most == 1 != frames:
+        raise InvalidRequest("frames", f"{frames}: this is a picture, which has 1; leave it out")
     if not 1 <= frames <= most or (frames - 1) % step:
         raise InvalidRequest(
             "frames", f"{frames} is not possible; it must be one more than a multiple of {step}, from 1 to {most}"

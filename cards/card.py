@@ -143,6 +143,13 @@ class InputSpec(Struct, frozen=True, kw_only=True):
     """Of which node's output of the other job, as `node.output`."""
 
 
+class StageSpec(Struct, frozen=True, kw_only=True):
+    """A card whose program is a part of this one's: its name and its digest."""
+
+    model: str
+    card: str
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     name: str
     family: str
@@ -158,6 +165,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """Characters."""
     inputs: dict[str, InputSpec] | UnsetType = UNSET
     """What may come with a request, by name."""
+    stages: dict[str, StageSpec] | UnsetType = UNSET
+    """Of a workflow: by the prefix of their names, the cards whose loops it runs, each in its own resident model."""
 
     @property
     def digest(self) -> str:
@@ -207,7 +216,7 @@ def _recipe_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
                 f"the weights were made for {name} = {semantics}, the card runs {card.loops[name].semantics}",
             )
     for name, component in card.components.items():
-        if component.precision != recipe.assumes_precision:
+        if component.precision != recipe.assumes_precision and not card.stages:  # each stage's card answers for its own
             yield (
                 f"components.{name}.precision",
                 f"{component.precision} is not the recipe's {recipe.assumes_precision}",

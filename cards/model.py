@@ -1,4 +1,4 @@
-"""A checkpoint directory under a name: what `engine models add` writes down, and engines and workers read."""
+"""A checkpoint directory or a workflow under a name: what `engine models add` writes, and engines and workers read."""
 
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from cards.errors import InvalidCard
 class Model(Struct, frozen=True, kw_only=True):
     """`options` choose between variants that the family's card has, such as its solver; `precision` is that of the
     modules, as stored if left out. `files` saves reading gigabytes again for their digests.
+
+    A workflow has no `folder`: its `options` name the models of its stages (cards/workflow.py).
     """
 
     name: str
@@ -19,6 +21,10 @@ class Model(Struct, frozen=True, kw_only=True):
     precision: Precision | None = None
     options: dict[str, str] = {}
     files: Stamps = {}
+
+    @property
+    def is_workflow(self) -> bool:
+        return not self.folder
 
     @property
     def root(self) -> Path:

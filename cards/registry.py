@@ -1,4 +1,5 @@
-"""Name -> family. A family is a module with a `FAMILY`, or a checkpoint directory that was registered under a name.
+"""Name -> family. A family is a module with a `FAMILY`, or what was registered under a name: a checkpoint directory, or
+a workflow of others.
 
 The two lists below are the only lists of models.
 """
@@ -6,7 +7,7 @@ The two lists below are the only lists of models.
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 
-from cards import checkpoint
+from cards import checkpoint, workflow
 from cards.checkpoint import Checkpoint
 from cards.errors import BadCheckpoint, InvalidCard, NoFamily, UnknownModel
 from cards.family import Family
@@ -16,6 +17,7 @@ from cards.wire import ModelIdentity
 DEFAULT_FAMILIES = ("cards.shapes.family",)
 
 PIPELINES = {
+    "Flux2KleinPipeline": "cards.flux2.family",
     "WanImageToVideoPipeline": "cards.wan.family",
     "WanPipeline": "cards.wan.family",
     "WanDMDPipeline": "cards.wan.family",
@@ -31,14 +33,19 @@ def load(modules: Iterable[str] = DEFAULT_FAMILIES, models: Iterable[Model] = ()
     Raises NoFamily, InvalidCard, BadCheckpoint.
     """
     registry: dict[str, Family] = {}
-    families = [(module, _import(module)) for module in modules]
-    families += [(model.folder, open_model(model)) for model in models]
-    for source, family in families:
-        _check(family)
-        if family.card.name in registry:
-            raise InvalidCard(family.card.name, "name", f"is taken twice, the second time by {source}")
-        registry[family.card.name] = family
+    for module in modules:
+        _add(registry, module, _import(module))
+    for model in sorted(models, key=lambda model: model.is_workflow):  # a workflow's stages are there before it
+        family = workflow.open(model, registry) if model.is_workflow else open_model(model)
+        _add(registry, model.folder or "a workflow", family)
     return registry
+
+
+def needed(registry: Registry, model: str) -> Registry:
+    """The families that a model's jobs run: its own, and those of its stages. Raises UnknownModel."""
+    family = find(registry, model)
+    stages = family.card.stages or {}
+    return {model: family} | {stage.model: find(registry, stage.model) for stage in stages.values()}
 
 
 def open_model(model: Model) -> Family:
@@ -63,6 +70,13 @@ def find(registry: Registry, model: str) -> Family:
 
 def identity(family: Family) -> ModelIdentity:
     return ModelIdentity(family.card.name, family.card.digest, family.weights_digest())
+
+
+def _add(registry: dict[str, Family], source: str, family: Family) -> None:
+    _check(family)
+    if family.card.name in registry:
+        raise InvalidCard(family.card.name, "name", f"is taken twice, the second time by {source}")
+    registry[family.card.name] = family
 
 
 def _import(module: str) -> Family:

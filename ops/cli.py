@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     serve.set_defaults(run=_serve)
 
-    generate = commands.add_parser("generate", help="make one clip")
+    generate = commands.add_parser("generate", help="make one clip, or one picture")
     generate.add_argument("prompt")
     generate.add_argument("--model", default="shapes")
     generate.add_argument("--negative-prompt", metavar="TEXT")
@@ -87,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--lora", action="append", default=[], metavar="FILE:STRENGTH", help="a LoRA; may be given repeatedly"
     )
-    generate.add_argument("--out", type=Path, default=Path("out/clip.mp4"), metavar="FILE")
+    generate.add_argument(
+        "--out", type=Path, metavar="FILE", help="what else is made goes beside it (default out/clip with its suffix)"
+    )
     generate.add_argument("--server", metavar="URL", help="an engine elsewhere")
     settings_flags(generate, "data", "store", "blobs", "workers", "ranks", "threads")
     generate.set_defaults(run=_generate)
@@ -119,7 +121,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     request = {name: value for name, value in given if value is not None}
     if arguments.lora:
         request["loras"] = loras.read(arguments.lora)
-    _check(request, arguments.out)
+    _check(request)
     make = functools.partial(generate, request, arguments.out, settings, arguments.server, _image(arguments.image))
     try:
         files = anyio.run(make, backend_options={"use_uvloop": True})
@@ -138,15 +140,13 @@ def _image(file: Path | None) -> bytes | None:
         raise BadSettings(f"image: cannot read {file}: {error.strerror}") from error
 
 
-def _check(request: dict[str, Any], out: Path) -> None:
+def _check(request: dict[str, Any]) -> None:
     """What could not even be asked for. Raises BadSettings."""
     for name, value in request.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise BadSettings(f"{name}: {value} is no number that a request can have")
         if isinstance(value, str) and not value.isascii() and "\udc80" <= max(value) <= "\udfff":
             raise BadSettings(f"{name}: is not valid UTF-8")
-    if out.suffix != ".mp4":
-        raise BadSettings(f"out: {out} must end in .mp4; the contact sheet goes beside it as .png")
 
 
 def _worker(arguments: argparse.Namespace) -> None:

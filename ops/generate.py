@@ -1,11 +1,11 @@
-"""`engine generate`: one clip, from a prompt to a file, with its progress on the screen.
+"""`engine generate`: one clip or picture, from a prompt to a file, with its progress on the screen.
 
 An engine that already serves the data folder is used; otherwise one runs here for as long as it takes. Killed half-way
 and called again with the same words, it finds its job in the log and goes on.
 """
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cards.given import picture
+from cards.registry import Registry, find
 from ops import loras
-from ops.errors import JobEnded, NoEngine, OpsError
+from ops.errors import BadSettings, JobEnded, NoEngine, OpsError
+from ops.models import families_of
 from ops.remote import JobObject, Remote, connect
 from ops.serve import running
 from ops.settings import Settings
@@ -25,10 +27,17 @@ from ops.whereabouts import running_engine
 console = Console(stderr=True)
 
 
+DEFAULT_OUT = Path("out/clip")
+
+
 async def generate(
-    request: dict[str, Any], out: Path, settings: Settings, server: str | None, image: bytes | None = None
+    request: dict[str, Any], out: Path | None, settings: Settings, server: str | None, image: bytes | None = None
 ) -> list[Path]:
-    """Returns the files written: the clip, then its contact sheet. Raises JobEnded, OpsError, InvalidRequest."""
+    """Returns the files written, `out` first. Raises JobEnded, OpsError, CardError."""
+    if out is None:
+        out = DEFAULT_OUT
+    elif server is None:
+        _check_out(out, families_of(settings), request["model"])
     inputs = {} if image is None else {"image": picture("image", image).ref.digest}
     body = request if image is None else request | {"image": base64.b64encode(image).decode()}
     while True:
@@ -107,10 +116,27 @@ async def _save(remote: Remote, job: JobObject, out: Path) -> list[Path]:
     if job["status"] != "completed":
         error = job["error"] or {"class": job["status"], "message": "the job did not complete"}
         raise JobEnded(f"{job['id']} {job['status']}: {error['class']}: {error['message']}")
-    sheet = out.with_suffix(".png")
-    await _download(remote, job["id"], "video.mp4", out)
-    await _download(remote, job["id"], "contact_sheet.png", sheet)
-    return [out, sheet]
+    placed = places([artifact["name"] for artifact in job["artifacts"]], out)
+    for name, path in placed.items():
+        await _download(remote, job["id"], name, path)
+    return sorted(placed.values(), key=lambda path: path != out)
+
+
+def places(artifacts: Iterable[str], out: Path) -> dict[str, Path]:
+    """Where artifacts go: each to `out` with its own suffix, a second one of a suffix with its name before it."""
+    placed: dict[str, Path] = {}
+    for name in artifacts:
+        if not name.startswith("preview."):  # it was shown, and is there
+            path = out.with_suffix(Path(name).suffix)
+            placed[name] = path if path not in placed.values() else out.with_suffix(f".{name}")
+    return placed
+
+
+def _check_out(out: Path, families: Registry, model: str) -> None:
+    """Raises BadSettings unless the file is one of the kind that the model makes first of all."""
+    suffix = Path(find(families, model).card.program.artifacts[0]).suffix
+    if out.suffix != suffix:
+        raise BadSettings(f"out: {out} must end in {suffix}, as what {model} makes; anything else goes beside it")
 
 
 async def _download(remote: Remote, job: str, name: str, path: Path) -> None:

@@ -58,8 +58,9 @@ async def _verify(
     steps = sum(isinstance(event, StepCompleted) for event in course(log))
     if from_step > steps:
         raise NoSuchStep(job_id, "from_step", from_step, steps)
-    family = registry.find(families_of(settings), job.model.name)
-    executor = Executor(load_models({job.model.name: family}), WorkerBlobs(MemoryBlobs()), stores=False)
+    families = registry.needed(families_of(settings), job.model.name)
+    family = families[job.model.name]
+    executor = Executor(load_models(families), WorkerBlobs(MemoryBlobs()), stores=False)
 
     async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:
         return (await anyio.to_thread.run_sync(executor.run, unit, frames)).result

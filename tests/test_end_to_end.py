@@ -415,7 +415,7 @@ def test_a_setting_that_cannot_be_is_one_clear_line(tmp_path: Path, settings: di
     ("command", "says"),
     [
         (["engine", "generate", "a circle", "--guidance", "nan"], "guidance"),
-        (["engine", "generate", "a circle", "--out", "x.png"], ".mp4"),
+        (["engine", "generate", "a circle", "--model", "toy", "--out", "x.png"], ".txt"),
         (["engine", "generate", os.fsdecode(b"a \xff circle")], "UTF-8"),
         (["engine", "worker", "--connect", "nonsense"], "nonsense"),
         (["engine-admin", "jobs", "cancel", "nope"], "there is no store"),

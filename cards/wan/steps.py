@@ -181,7 +181,9 @@ def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextM
     return lora.applied(transformer, plan, reads, WanPipeline.lora_state_dict)
 
 
-def _velocity(transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor, seen_BLD: Tensor | None) -> Tensor:
+def _velocity(
+    transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor, seen_BLD: Tensor | None = None
+) -> Tensor:
     batch = len(latent_BCFHW)
     velocity: Tensor = transformer(
         hidden_states=latent_BCFHW,

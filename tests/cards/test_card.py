@@ -20,6 +20,7 @@ from cards.card import (
     OutputSpec,
     ParitySpec,
     Range,
+    StageSpec,
     from_json,
     to_json,
 )
@@ -41,6 +42,7 @@ OTHERS: dict[str, Any] = {
     "program": replace(TOY.program, artifacts=("other.txt",)),
     "prompt_limit": 1001,
     "inputs": {"image": InputSpec(kind="image")},
+    "stages": {"clip": StageSpec(model="other", card="digest")},
 }
 
 

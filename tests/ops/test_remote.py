@@ -163,20 +163,40 @@ async def test_a_job_that_did_not_complete_is_said_to_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_what_was_made_is_written_where_it_was_asked_for(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "clip.mp4"
-    async with server(lambda request: httpx.Response(200, content=request.url.path.encode())) as remote:
-        written = await _save(remote, {"id": "j", "status": "completed"}, out)
+def completed(*artifacts: str) -> dict[str, Any]:
+    return {"id": "j", "status": "completed", "artifacts": [{"name": name} for name in artifacts]}
 
-    assert written == [out, out.with_suffix(".png")]
-    assert out.read_bytes() == b"/v1/jobs/j/artifacts/video.mp4"
+
+@pytest.mark.parametrize(
+    ("out", "made", "beside"),
+    [
+        ("clip.mp4", ["preview.png", "video.mp4", "contact_sheet.png"], {"clip.png": "contact_sheet.png"}),
+        ("picture.png", ["image.png"], {}),
+        (
+            "clip.mp4",
+            ["image.png", "video.mp4", "contact_sheet.png"],
+            {"clip.png": "image.png", "clip.contact_sheet.png": "contact_sheet.png"},
+        ),
+    ],
+)
+async def test_what_was_made_is_written_where_it_was_asked_for(
+    tmp_path: Path, out: str, made: list[str], beside: dict[str, str]
+) -> None:
+    place = tmp_path / "new"
+    async with server(lambda request: httpx.Response(200, content=request.url.path.encode())) as remote:
+        written = await _save(remote, completed(*made), place / out)
+
+    assert written == [place / out, *(place / name for name in beside)]
+    for name, artifact in beside.items():
+        assert (place / name).read_text() == f"/v1/jobs/j/artifacts/{artifact}"
+    assert {path.name for path in place.iterdir()} == {out, *beside}
 
 
 async def test_a_place_that_cannot_be_written_keeps_the_job(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with server(lambda request: httpx.Response(200, content=b"clip")) as remote:
         with pytest.raises(OpsError, match="the clip is kept as job j"):
-            await _save(remote, {"id": "j", "status": "completed"}, tmp_path / "file" / "clip.mp4")
+            await _save(remote, completed("video.mp4"), tmp_path / "file" / "clip.mp4")
 
 
 # -- whereabouts ------------------------------------------------------------------------------------------------

@@ -68,9 +68,9 @@ def images(pictures: Any) -> Tensor:
     return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
 
 
-async def step_by_step(family: Family, request: Mapping[str, Any]) -> Outcome:
+async def step_by_step(family: Family, request: Mapping[str, Any], world: World | None = None) -> Outcome:
     """The same job, where a new engine and a new worker, with modules loaded anew, take over after every step."""
-    world = World(families=(family,))
+    world = world or World(families=(family,))
     async with world.engine(workers=0) as running:
         job = await running.client.submit(GenerationRequest(model=family.card.name, **request))
     steps = -1
