@@ -3,18 +3,21 @@
 from collections.abc import Mapping
 
 from cards.checkpoint import Checkpoint, digest
-from cards.family import Components, Notice, StepBody
+from cards.family import Components, Family, Notice, StepBody
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
 from cards.solvers import SOLVERS
 from cards.wan.card import solver_of, text_to_video
 from cards.wan.loops import loops
+from cards.wan_causal.family import WanCausal
+
+LOOPS = ("bidirectional", "causal")
 
 
 class Wan:
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
-        options = model.choose(solver=(solver_of(checkpoint), *SOLVERS))
+        options = model.choose(loop=LOOPS, solver=(solver_of(checkpoint), *SOLVERS))
         precision = model.precision or checkpoint.precision
         self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
         self.loops = loops(self.card, options["solver"])
@@ -37,6 +40,8 @@ class Wan:
         return steps.BODIES
 
 
-def open(model: Model, checkpoint: Checkpoint) -> Wan:
-    """Raises BadCheckpoint."""
+def open(model: Model, checkpoint: Checkpoint) -> Family:
+    """Raises BadCheckpoint, InvalidCard. Of what a causal student is, its files say nothing: the option `loop` does."""
+    if model.options.get("loop") == "causal":
+        return WanCausal(model, checkpoint)
     return Wan(model, checkpoint)

@@ -1,0 +1,182 @@
+"""Wan-causal: one chunk against diffusers' transformer, and the rollout against a plain loop over the same forward."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cards.errors import InvalidCard, InvalidRequest
+from cards.family import Family
+from cards.model import Model
+from cards.request import GenerationRequest
+from cards.sampling import noise, noise_seed
+from cards.wan_causal.forward import forward
+from tests.parity import tiny
+from engine.events import StepCompleted
+from tests.parity.reference import Outcome, digest, ended, family, images, outcome, run
+from tests.sim import Running, World
+
+PRECISIONS = ("float32", "bfloat16")
+WINDOWED = {"window": "7", "sink": "1"}
+REQUEST: dict[str, Any] = {"prompt": "a red  cat &amp; a dog", "seed": 3, "size": "32x16", "frames": 33}
+CHUNKS = 3
+SIGMAS = torch.tensor([1.0, 0.9375, 5 / 6, 0.625])
+
+
+@cache
+def causal(precision: str = "float32", **options: str) -> Family:
+    return family(tiny.wan(), precision, loop="causal", **options)
+
+
+@cache
+def pipeline(precision: str) -> Any:
+    from diffusers import WanPipeline
+
+    return WanPipeline.from_pretrained(tiny.wan(), dtype=getattr(torch, precision))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_chunk_after_none_is_the_forward_of_diffusers(precision: str) -> None:
+    transformer = pipeline(precision).transformer
+    latent = torch.randn(1, 16, 3, 4, 6, generator=torch.Generator().manual_seed(1)).to(transformer.dtype)
+    text = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(2)).to(transformer.dtype)
+    time = torch.tensor([937.5])
+
+    with torch.inference_mode():
+        ours, made = forward(transformer, latent, time, text)
+        theirs = transformer(latent, time, text, return_dict=False)[0]
+
+    assert torch.equal(ours, theirs)
+    assert [tuple(one.shape) for one in made[0]] == [(1, 18, 2, 16)] * 2
+
+
+@torch.inference_mode()
+def plain_rollout(precision: str, window: int = 21, sink: int = 0, chunks: int = CHUNKS) -> list[Tensor]:
+    """Self-Forcing's causal_inference.py in few words: a list of each frame's keys and values grows, and is cut from."""
+    pipe = pipeline(precision)
+    text, _ = pipe.encode_prompt(REQUEST["prompt"], do_classifier_free_guidance=False, max_sequence_length=512)
+    clean: list[Tensor] = []
+    cached: list[Tensor] = []
+    for chunk in range(chunks):
+        evicted = max(0, len(cached) + 3 - window)
+        past = cached[:sink] + cached[sink + evicted :]
+        x = drawn(chunk, 0, precision)
+        for index, sigma in enumerate(SIGMAS):
+            velocity, _ = forward(pipe.transformer, x, (1000 * sigma).expand(1), text, past, 3 * chunk)
+            x0 = (x.double() - sigma.double() * velocity.double()).to(x.dtype)
+            if index < 3:
+                level = SIGMAS[index + 1]
+                x = ((1 - level) * x0.float() + level * drawn(chunk, index + 1, precision).float()).to(x.dtype)
+        _, made = forward(pipe.transformer, x0, torch.zeros(1), text, past, 3 * chunk)
+        cached += torch.stack([torch.stack(one) for one in made]).chunk(3, dim=3)
+        clean.append(x0)
+    return clean
+
+
+def drawn(chunk: int, index: int, precision: str) -> Tensor:
+    seed = noise_seed(REQUEST["seed"], loop="rollout", step=chunk, purpose=f"noise/{index}")
+    return noise((1, 16, 3, 2, 4), seed).to(getattr(torch, precision))
+
+
+@torch.inference_mode()
+def decoded(precision: str, clean: list[Tensor]) -> Tensor:
+    """The whole clip at once, as WanPipeline decodes it."""
+    pipe = pipeline(precision)
+    config = pipe.vae.config
+    latent = torch.cat(clean, dim=2).to(pipe.vae.dtype)
+    mean, deviation = (
+        torch.tensor(one).view(1, 16, 1, 1, 1).to(latent.dtype) for one in (config.latents_mean, config.latents_std)
+    )
+    video = pipe.vae.decode(latent / (1.0 / deviation) + mean, return_dict=False)[0]
+    return images(pipe.video_processor.postprocess_video(video, output_type="pil")[0])
+
+
+def series(made: Outcome, name: str) -> list[str]:
+    left = {key: one for tensors in made.steps.values() for key, one in tensors.items() if key.startswith(f"{name}/")}
+    return [left[f"{name}/{index}"] for index in range(len(left))]
+
+
+async def unbroken(precision: str = "float32", **options: str) -> Outcome:
+    key = (precision, *options.items())
+    if key not in _unbroken:
+        _unbroken[key] = await run(causal(precision, **options), REQUEST)
+    return _unbroken[key]
+
+
+_unbroken: dict[Any, Outcome] = {}
+
+
+@pytest.mark.parametrize("options", [{}, WINDOWED], ids=["all", "windowed"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_a_rollout_is_that_of_a_plain_loop(precision: str, options: dict[str, str]) -> None:
+    made = await unbroken(precision=precision, **options)
+
+    clean = plain_rollout(precision, **{name: int(value) for name, value in options.items()})
+    assert series(made, "latent") == [digest(one) for one in clean]
+    frames = decoded(precision, clean)
+    assert series(made, "frames") == [digest(one.clone()) for one in frames.split([9, 12, 12])]
+
+
+async def test_a_window_matters() -> None:
+    whole, windowed = series(await unbroken(), "latent"), series(await unbroken(**WINDOWED), "latent")
+
+    assert whole[:2] == windowed[:2]
+    assert whole[2] != windowed[2]
+
+
+async def test_frames_come_out_chunk_by_chunk() -> None:
+    """That of a chunk is there before the next one is denoised; what a chunk derives is nowhere stored."""
+    async with World(families=(causal(),)).engine() as running:
+        submitted = await running.client.submit(GenerationRequest(model="tiny", **REQUEST))
+        job = await running.ended(submitted.id)
+        told = [one.event for one in await running.client.events(job.id)]
+
+    steps = [event for event in told if isinstance(event, StepCompleted) and event.node == "rollout"]
+    assert [event.kind for event in steps] == [*["denoise"] * 4, "context", "decode"] * 2 + ["denoise"] * 4 + ["decode"]
+    segments = [[one.name for one in event.artifacts] for event in steps if event.kind == "decode"]
+    assert segments == [[f"segment-{chunk:03d}.mp4"] for chunk in range(CHUNKS)]
+    assert [event.derived for event in steps if event.kind == "context"] == [("kv/0",), ("kv/1",), ("kv/2",)]
+    assert sorted(job.artifacts) == ["contact_sheet.png", *sum(segments, []), "video.mp4"]
+
+
+@pytest.mark.parametrize("options", [{}, WINDOWED], ids=["all", "windowed"])
+async def test_it_goes_on_after_any_step_as_if_nothing_had_been(options: dict[str, str]) -> None:
+    """A new engine and a new worker have no keys and values: every digest of what is made again is compared."""
+    whole = await unbroken(**options)
+    for done in range(1, len(whole.steps)):
+        world = World(families=(causal(**options),))
+        async with world.engine() as running:
+            running.workers[0].hold_at = done + 1
+            submitted = await running.client.submit(GenerationRequest(model="tiny", **REQUEST))
+            await running.until(lambda: running.workers[0].gate is not None and running.engine.steps >= done)  # noqa: B023
+        async with world.engine() as running:
+            resumed = await ended(running, submitted.id)
+            assert len(running.workers[0].ran) <= len(whole.steps) - done + 1
+
+        assert resumed.steps == whole.steps
+        assert resumed.job.artifacts == whole.job.artifacts
+
+
+async def rolled(running: Running, **changes: Any) -> Outcome:
+    return await outcome(running, causal(), REQUEST | changes)
+
+
+@pytest.mark.parametrize("options", [{}, WINDOWED], ids=["all", "windowed"])
+async def test_a_clip_that_is_continued_is_the_one_that_was_rolled_out_at_once(options: dict[str, str]) -> None:
+    whole = await unbroken(**options)
+    async with World(families=(causal(**options),)).engine() as running:
+        short = await rolled(running, frames=21)
+        less_said = {"seed": None, "size": None}  # as in the job that it goes on from
+        longer = await rolled(running, continues=short.job.id, **less_said)
+        again = await rolled(running, continues=(await rolled(running, frames=33, continues=short.job.id)).job.id)
+
+    for made in (longer, again):
+        assert series(made, "frames") == series(whole, "frames")
+        assert series(made, "latent") == series(whole, "latent")[-len(series(made, "latent")) :]
+        assert made.job.artifacts["video.mp4"] == whole.job.artifacts["video.mp4"]
+    fresh = {
+        name: ref for name, ref in whole.job.artifacts.items() if name not in ("segment-000.mp4", "segment-001.mp4")
+    }
+    assert longer.job.artifacts == fresh
