@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Family, Notice, StepBody
+from cards.loop import Loop
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
@@ -20,7 +21,7 @@ class Wan:
         options = model.choose(loop=LOOPS, solver=(solver_of(checkpoint), *SOLVERS))
         precision = model.precision or checkpoint.precision
         self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
-        self.loops = loops(self.card, options["solver"])
+        self.loops: Mapping[str, Loop] = loops(self.card, options["solver"])
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision

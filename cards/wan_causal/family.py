@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from cards.checkpoint import Checkpoint, digest
 from cards.errors import InvalidCard
 from cards.family import Components, Notice, StepBody
+from cards.loop import Loop
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
@@ -30,7 +31,7 @@ class WanCausal:
             raise InvalidCard(model.name, "options.sink", f"{sink} and a chunk of {CHUNK} are more than {window}")
         precision = model.precision or checkpoint.precision
         self.card = text_to_video(model.name, checkpoint, precision, window, sink, bounded=bounded)
-        self.loops = loops(self.card, window, sink)
+        self.loops: Mapping[str, Loop] = loops(self.card, window, sink)
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
