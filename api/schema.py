@@ -36,6 +36,8 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preview_every: Word = 0
     priority: Word = 0
     metadata: dict[str, str] = {}
+    continues: Text | None = None
+    """A completed job, whose clip this one's begins with."""
 
 
 class Because(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,6 +191,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """Why it is paused or in quarantine, if it is and that was said."""
     attempt: int
     parent: Parent | None
+    continues: str | None
+    """The job whose clip this one's begins with."""
     pool: str | None
     """The only workers that may run it, if that was asked for."""
     owner: str | None

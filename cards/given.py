@@ -1,7 +1,7 @@
 """What comes with a request beside its words: tensors by the names of the card's inputs. No torch."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct
@@ -39,7 +39,7 @@ def picture(field: str, data: bytes) -> Given:
     return Given(*codec.encode_array(pixels))
 
 
-def check_inputs(given: Mapping[str, Given], card: ModelCard) -> None:
+def check_inputs(given: Collection[str], card: ModelCard) -> None:
     """Raises InvalidRequest, which names the input that is missing or that the card does not take."""
     inputs = {} if card.inputs is UNSET else card.inputs
     for name in given:

@@ -27,6 +27,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     preview_every: int = 0
     priority: int = 0
     metadata: dict[str, str] = {}
+    continues: str | None = None
+    """A finished job, whose clip is the beginning of this one's; seed and size are then that job's to decide."""
 
 
 class ResolvedRequest(Struct, frozen=True, kw_only=True):
@@ -44,6 +46,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     size: str | None = None
     """None where the card makes one size only, and so for `frames`."""
     frames: int | None = None
+    continues: str | None = None
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +96,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         metadata=request.metadata,
         size=size,
         frames=frames,
+        continues=request.continues,
     )
 
 

@@ -68,7 +68,7 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     cache = pack.unpack(reads["cache"]) if step else None
     [frames], cache = decode_frames(components["vae"], reads["latent"], slice(step, step + 1), cache)
     made = {f"frames/{step}": frames}
-    return Made(made | {"cache": pack.pack(cache)} if plan.derives else made)
+    return Made(made | {"cache": pack.pack(cache)} if "cache" in (plan.writes or ()) else made)
 
 
 def decode_frames(

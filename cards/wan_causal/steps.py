@@ -60,7 +60,7 @@ def decode(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     frames = torch.cat(parts)
     shown = chunk < int(plan.scalars["past"])
     clip = () if shown else (_clip(chunk, frames, int(plan.scalars["fps"])),)
-    derived = {"cache": pack.pack(cache)} if plan.derives else {}
+    derived = {"cache": pack.pack(cache)} if "cache" in (plan.writes or ()) else {}
     return Made({f"frames/{chunk}": frames} | derived, artifacts=clip)
 
 

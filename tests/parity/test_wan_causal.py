@@ -154,9 +154,12 @@ async def test_frames_come_out_chunk_by_chunk() -> None:
     assert sorted(job.artifacts) == ["contact_sheet.png", *(name for [name] in segments), "video.mp4"]
 
 
-@pytest.mark.parametrize(("precision", "options"), [("float32", WINDOWED), ("bfloat16", {})], ids=["windowed", "all"])
-async def test_each_step_on_a_new_worker_leaves_what_it_leaves_on_one(precision: str, options: dict[str, str]) -> None:
-    """A new one has no keys and values: what it makes again must have the digests that the log has."""
+LIVES = [("float32", WINDOWED, 1), ("bfloat16", {}, 4)]
+
+
+@pytest.mark.parametrize(("precision", "options", "each"), LIVES, ids=["windowed", "all"])
+async def test_a_rollout_that_a_new_worker_goes_on_with(precision: str, options: dict[str, str], each: int) -> None:
+    """After `each` steps engine and worker end; the next have no keys and values, and make them again to the bit."""
     whole = await unbroken(precision, **options)
     world = World(families=(causal(precision, **options),))
     async with world.engine(workers=0) as running:
