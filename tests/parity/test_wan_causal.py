@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from cards.errors import InvalidCard, InvalidRequest
 from cards.family import Components, Family
 from cards.request import GenerationRequest
 from cards.sampling import noise, noise_seed
 from cards.wan_causal.forward import forward
+from engine.collect import Retention, collect
 from engine.events import StepCompleted
 from tests.parity import tiny
 from tests.parity.reference import Outcome, digest, ended, family, images, outcome, run
@@ -18,6 +20,7 @@ from tests.sim import Running, World
 
 PRECISIONS = ("float32", "bfloat16")
 WINDOWED = {"window": "7", "sink": "1"}
+OTHERS = {"windowed": {"loop": "causal", **WINDOWED}, "plain": {}}
 REQUEST: dict[str, Any] = {"prompt": "a red  cat &amp; a dog", "seed": 3, "size": "32x16", "frames": 33}
 CHUNKS = 3
 SIGMAS = torch.tensor([1.0, 0.9375, 5 / 6, 0.625])
@@ -107,8 +110,8 @@ def decoded(precision: str, clean: list[Tensor]) -> Tensor:
 
 
 def series(made: Outcome, name: str) -> list[str]:
-    left = {key: one for tensors in made.steps.values() for key, one in tensors.items() if key.startswith(f"{name}/")}
-    return [left[f"{name}/{index}"] for index in range(len(left))]
+    found = {output: ref.digest for output, ref in made.job.outputs.items() if output.startswith(f"rollout.{name}/")}
+    return [found[f"rollout.{name}/{index}"] for index in range(len(found))]
 
 
 async def unbroken(precision: str = "float32", **options: str) -> Outcome:
@@ -164,14 +167,14 @@ async def test_a_rollout_that_a_new_worker_goes_on_with(precision: str, options:
     world = World(families=(causal(precision, **options),))
     async with world.engine(workers=0) as running:
         job = (await running.client.submit(GenerationRequest(model="tiny", **REQUEST))).id
-    for _ in whole.steps:
+    for _ in range(len(whole.steps) // each):
         async with world.engine() as running:
-            running.workers[0].hold_at = 2
-            await running.until(lambda: running.engine.steps == 1)
-    async with world.engine(workers=0) as running:
+            running.workers[0].hold_at = each + 1
+            await running.until(lambda: running.engine.steps == each)
+    async with world.engine() as running:
         resumed = await ended(running, job)
 
-    assert resumed.job.attempt == len(whole.steps)
+    assert resumed.job.attempt > len(whole.steps) // each
     assert resumed.steps == whole.steps
     assert resumed.job.artifacts == whole.job.artifacts
 
@@ -184,16 +187,74 @@ async def rolled(running: Running, **changes: Any) -> Outcome:
 async def test_a_clip_that_is_continued_is_the_one_that_was_rolled_out_at_once(options: dict[str, str]) -> None:
     whole = await unbroken(**options)
     async with World(families=(causal(**options),)).engine() as running:
-        short = await rolled(running, frames=21)
-        less_said = {"seed": None, "size": None}  # as in the job that it goes on from
-        longer = await rolled(running, continues=short.job.id, **less_said)
-        again = await rolled(running, continues=(await rolled(running, frames=33, continues=short.job.id)).job.id)
+        short = await rolled(running, frames=9)
+        longer = await rolled(running, frames=21, continues=short.job.id)
+        less_said = {"seed": None, "size": None}  # as the job that it goes on from
+        chained = await rolled(running, continues=longer.job.id, **less_said)
+        direct = await rolled(running, continues=short.job.id)
 
-    for made in (longer, again):
+    for made in (chained, direct):
+        assert series(made, "latent") == series(whole, "latent")
         assert series(made, "frames") == series(whole, "frames")
-        assert series(made, "latent") == series(whole, "latent")[-len(series(made, "latent")) :]
         assert made.job.artifacts["video.mp4"] == whole.job.artifacts["video.mp4"]
-    fresh = {
-        name: ref for name, ref in whole.job.artifacts.items() if name not in ("segment-000.mp4", "segment-001.mp4")
-    }
-    assert longer.job.artifacts == fresh
+    assert direct.job.artifacts.keys() == whole.job.artifacts.keys() - {"segment-000.mp4"}
+    assert direct.job.artifacts.items() <= whole.job.artifacts.items()
+
+
+async def test_a_continued_clip_goes_on_on_a_new_worker() -> None:
+    world = World(families=(causal(**WINDOWED),))
+    async with world.engine() as running:
+        short = await rolled(running, frames=21)
+        await running.client.purge((await rolled(running, frames=9)).job.id)
+        running.workers[0].hold_at = len(running.workers[0].ran) + 7
+        request = REQUEST | {"continues": short.job.id}
+        job = (await running.client.submit(GenerationRequest(model="tiny", **request))).id
+        await running.until(lambda: running.workers[0].gate is not None)
+    async with world.engine() as running:
+        resumed = await ended(running, job)
+
+    assert series(resumed, "frames") == series(await unbroken(**WINDOWED), "frames")
+
+
+async def refused(running: Running, model: str = "tiny", **changes: Any) -> str:
+    with pytest.raises(InvalidRequest) as error:
+        await running.client.submit(GenerationRequest(model=model, **REQUEST | changes))
+    return str(error.value)
+
+
+async def test_what_cannot_be_continued_is_refused_in_words() -> None:
+    windowed, plain = (Warm(family(tiny.wan(), "float32", name, **options)) for name, options in OTHERS.items())
+    world = World(families=(causal(), windowed, plain))
+    async with world.engine() as running:
+        short = (await rolled(running, frames=9)).job.id
+        assert "no job 'nobody'" in await refused(running, continues="nobody")
+        assert "plain goes on from no job" in await refused(running, "plain", continues=short)
+        assert "another card or other weights than windowed" in await refused(running, "windowed", continues=short)
+        assert "frames: 9 counts from the beginning" in await refused(running, continues=short, frames=9)
+        assert "is 32x16; leave it out" in await refused(running, continues=short, size="16x16")
+        running.workers[0].frozen = True
+        running_now = (await running.client.submit(GenerationRequest(model="tiny", **REQUEST))).id
+        assert "it must be completed" in await refused(running, continues=running_now)
+        cleared = Retention(steps_s=0.0, grace_s=0.0)
+        await collect(world.journal, world.blobs, {}, cleared, now=world.clock.now() + 1, dry_run=False)
+        assert "no longer stored" in await refused(running, continues=short)
+
+
+async def test_what_this_card_does_not_do_is_refused_in_words() -> None:
+    async with World(families=(causal(),)).engine(workers=0) as running:
+        assert "frames: 12 is not possible; it must be 9 more than a multiple of 12" in await refused(
+            running, frames=12
+        )
+        assert "from 9 to 81" in await refused(running, frames=93)
+        assert "4 to 4" in await refused(running, steps=8)
+        assert "1 to 1" in await refused(running, guidance=5.0)
+        job = await running.client.submit(GenerationRequest(model="tiny", **REQUEST, negative_prompt="blurry"))
+        assert [notice.field for notice in job.notices] == ["negative_prompt"]
+
+
+def test_a_window_must_hold_its_sink_and_a_chunk() -> None:
+    with pytest.raises(InvalidCard, match="5 and a chunk of 3 are more than 7"):
+        family(tiny.wan(), "float32", loop="causal", window="7", sink="5")
+    with pytest.raises(InvalidCard, match="none of bidirectional, causal"):
+        family(tiny.wan(), "float32", loop="sideways")
+    assert causal(**WINDOWED).card.output.canvas.most_frames == 4 * (30 - 1) + 1  # type: ignore[union-attr]
