@@ -48,6 +48,7 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         reason=job.reason if job.reason and job.state in (State.PAUSED, State.QUARANTINED) else None,
         attempt=job.attempt,
         parent=None if job.parent is None else schema.Parent(job.parent.job, job.parent.at_step),
+        continues=request.continues,
         pool=job.pool,
         owner=job.owner,
         pins=job.pins,

@@ -51,6 +51,8 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, str] = {}
     loras: tuple[LoraFile, ...] = ()
     """In the order in which they are applied, for a model that takes them."""
+    continues: Text | None = None
+    """A completed job, whose clip this one's begins with."""
 
     def generation(self, loras: tuple[Lora, ...]) -> GenerationRequest:
         """The words of it, without what comes along."""
@@ -217,6 +219,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """Why it is paused or in quarantine, if it is and that was said."""
     attempt: int
     parent: Parent | None
+    continues: str | None
+    """The job whose clip this one's begins with."""
     pool: str | None
     """The only workers that may run it, if that was asked for."""
     owner: str | None

@@ -57,11 +57,13 @@ def _parse(size: str, canvas: Canvas) -> tuple[int, int]:
 
 
 def _frames(frames: int, canvas: Canvas) -> int:
-    step, most = canvas.frames_multiple, canvas.most_frames
+    step, most, first = canvas.frames_multiple, canvas.most_frames, canvas.frames_first or 1
     if most == 1 != frames:
         raise InvalidRequest("frames", f"{frames}: this is a picture, which has 1; leave it out")
-    if not 1 <= frames <= most or (frames - 1) % step:
+    if not first <= frames <= most or (frames - first) % step:
+        more = "one" if first == 1 else first
         raise InvalidRequest(
-            "frames", f"{frames} is not possible; it must be one more than a multiple of {step}, from 1 to {most}"
+            "frames",
+            f"{frames} is not possible; it must be {more} more than a multiple of {step}, from {first} to {most}",
         )
     return frames

@@ -101,6 +101,8 @@ class Canvas(Struct, frozen=True, kw_only=True):
     presets: tuple[Preset, ...]
     frames_multiple: int
     most_frames: int
+    frames_first: int | UnsetType = UNSET
+    """The fewest frames, which any number of multiples may be added to; 1 unless it is set."""
 
     def shift(self, width: int, height: int) -> float:
         """That of the preset which is nearest in area."""

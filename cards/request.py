@@ -30,6 +30,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     metadata: dict[str, str] = {}
     loras: tuple[Lora, ...] = ()
     """Of the files that come as the inputs `lora/0`, `lora/1`, ..., in the order in which they are applied."""
+    continues: str | None = None
+    """A finished job, whose clip is the beginning of this one's; seed and size are then that job's to decide."""
 
 
 class ResolvedRequest(Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     """None where the card makes one size only, and so for `frames`."""
     frames: int | None = None
     loras: tuple[Lora, ...] = ()
+    continues: str | None = None
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +102,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         size=size,
         frames=frames,
         loras=request.loras,
+        continues=request.continues,
     )
 
 

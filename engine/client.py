@@ -13,16 +13,18 @@ from msgspec.structs import replace
 
 from cards import lora, registry
 from cards.card import ModelCard
+from cards.errors import InvalidRequest
 from cards.given import Given, check_inputs
-from cards.request import GenerationRequest, RequestChanges, resolve
+from cards.request import GenerationRequest, RequestChanges, ResolvedRequest, resolve
 from cards.wire import INLINE_LIMIT, ArtifactRef, TensorRef
-from engine import bundle, course, fork, statistics, verbs
+from engine import bundle, continuing, course, fork, statistics, verbs
 from engine import events as facts
 from engine.actor import Saved, new_stream, replay, restore, stream
 from engine.cancel import Outcome
 from engine.clock import Clock
 from engine.collect import Collected, Retention, collect
 from engine.contents import Contents
+from engine.continuing import Earlier
 from engine.desk import Desk
 from engine.engine import Engine
 from engine.errors import (
@@ -111,15 +113,14 @@ class Client:
         if self._engine.draining:
             raise Draining
         family = registry.find(self._engine.registry, request.model)
-        check_inputs(given, family.card)
-        resolved = resolve(request, family.card, self._chance)
+        resolved, taken = await self._resolve(request, family.card, given)
         lora.check_files(resolved.loras, given, family)
         submitted = JobSubmitted(
             job=self._ids(),
             request=resolved,
             model=self._engine.identities[family.card.name],
             submitted_at=self._clock.now(),
-            inputs={name: one.ref for name, one in given.items()},
+            inputs={name: one.ref for name, one in given.items()} | taken,
         )
         notices = [NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(resolved)]
         events: list[JobEvent] = [submitted, *notices]
@@ -347,6 +348,37 @@ class Client:
 
     def statistics(self) -> EngineStatistics:
         return statistics.statistics(self._engine)
+
+    async def _resolve(
+        self, request: GenerationRequest, card: ModelCard, given: Mapping[str, Given]
+    ) -> tuple[ResolvedRequest, dict[str, TensorRef]]:
+        """The request with nothing left open, and what it takes of a job that it continues.
+
+        Raises InvalidRequest, StoreTrouble.
+        """
+        if request.continues is None:
+            check_inputs(given, card)
+            return resolve(request, card, self._chance), {}
+        earlier = await self._earlier(request.continues, card)
+        check_inputs({*given, *continuing.names(card)}, card)
+        resolved = resolve(earlier.fill(request), card, self._chance)
+        earlier.check(resolved, card)
+        return resolved, earlier.inputs
+
+    async def _earlier(self, job_id: str, card: ModelCard) -> Earlier:
+        """A job to go on from; its outputs stay until somebody refers to them. Raises InvalidRequest, StoreTrouble."""
+        try:
+            job = await self.job(job_id)
+        except JobNotFound as error:
+            raise InvalidRequest(continuing.FIELD, f"{error}; give the id of one that is completed") from error
+        found = continuing.earlier(job, card, self._engine.identities[card.name])
+        try:
+            gone = await self._contents.keep([ref.digest for ref in found.inputs.values()])
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+        if gone:
+            raise InvalidRequest(continuing.FIELD, f"what job {job_id} has left is no longer stored; run it again")
+        return found
 
     async def _store(self, given: Mapping[str, Given]) -> tuple[Blob, ...]:
         """Keep the large ones; the small ones are part of the append that makes the job. Raises StoreTrouble."""

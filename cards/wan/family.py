@@ -5,8 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cards.checkpoint import Checkpoint, digest
-from cards.family import Components, Notice, StepBody
+from cards.family import Components, Family, Notice, StepBody
 from cards.invariant import row_by_row
+from cards.loop import Loop
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
@@ -17,9 +18,12 @@ from cards.wan import dmd
 from cards.wan.card import BY_ROW, LOW_NOISE, POLICIES, TEXT_TOKENS, solver_of, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
+from cards.wan_causal.family import WanCausal
 
 if TYPE_CHECKING:
     import torch
+
+LOOPS = ("bidirectional", "causal")
 
 
 class Wan:
@@ -27,13 +31,16 @@ class Wan:
         self._batched = model.options.get("cfg") == "batched"
         self._distilled = dmd.asked(model, checkpoint)
         precision = model.precision or checkpoint.precision
+        self.loops: Mapping[str, Loop]
         if self._distilled:
-            model.choose(recipe=("dmd",))
+            model.choose(recipe=("dmd",), loop=LOOPS[:1])
             self._solver = "euler"
             self.card = dmd.student(video(model.name, checkpoint, precision, self._solver))
             self.loops = loops(self.card, self._solver) | {loop.semantics: loop for loop in dmd.loops(self.card)}
         else:
-            options = model.choose(solver=(solver_of(checkpoint), *SOLVERS), recipe=("base", "dmd"), cfg=(*POLICIES,))
+            options = model.choose(
+                loop=LOOPS, solver=(solver_of(checkpoint), *SOLVERS), recipe=("base", "dmd"), cfg=(*POLICIES,)
+            )
             self._solver, policy = options["solver"], POLICIES[options["cfg"]]
             self.card = video(model.name, checkpoint, precision, self._solver, policy)
             self.loops = loops(self.card, self._solver, policy)
@@ -78,6 +85,8 @@ class Wan:
         return steps.BODIES
 
 
-def open(model: Model, checkpoint: Checkpoint) -> Wan:
-    """Raises BadCheckpoint."""
+def open(model: Model, checkpoint: Checkpoint) -> Family:
+    """Raises BadCheckpoint, InvalidCard. Of what a causal student is, its files say nothing: the option `loop` does."""
+    if model.options.get("loop") == "causal":
+        return WanCausal(model, checkpoint)
     return Wan(model, checkpoint)

@@ -125,14 +125,26 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 
     AutoencoderKLWan keeps the cache of its causal convolutions on itself; here it is passed in and out.
     """
-    vae, step = components["vae"], plan.step
-    cache = pack.unpack(reads["cache"]) if step else [None] * _convolutions(vae)
-    latent = _unscaled(vae, reads["latent"].to(vae.dtype))
-    frame = vae.post_quant_conv(latent)[:, :, step : step + 1]
-    pixels = vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=step == 0).clamp(-1.0, 1.0)
-    made = {f"frames/{step}": _uint8(pixels)}
+    step = plan.step
+    cache = pack.unpack(reads["cache"]) if step else None
+    [frames], cache = decode_frames(components["vae"], reads["latent"], slice(step, step + 1), cache)
+    made = {f"frames/{step}": frames}
     follows = plan.writes is not None and "cache" in plan.writes  # which is all that it makes where it is made again
     return Made(made | {"cache": pack.pack(cache)} if follows else made)
+
+
+def decode_frames(
+    vae: Any, latent_BCFHW: Tensor, which: slice, cache: list[pack.Entry] | None
+) -> tuple[list[Tensor], list[pack.Entry]]:
+    """Some latent frames, each to uint8 (T, H', W', 3), and the cache after them; None before the first of the clip."""
+    first, cache = cache is None, list(cache or [None] * _convolutions(vae))
+    frames = vae.post_quant_conv(_unscaled(vae, latent_BCFHW.to(vae.dtype)))[:, :, which]
+    decoded = []
+    for index in range(frames.shape[2]):
+        frame = frames[:, :, index : index + 1]
+        pixels = vae.decoder(frame, feat_cache=cache, feat_idx=[0], first_chunk=first and index == 0).clamp(-1.0, 1.0)
+        decoded.append(_uint8(pixels))
+    return decoded, cache
 
 
 def render(components: Components, plan: WorkPlan, reads: Reads) -> Made:

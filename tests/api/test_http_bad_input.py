@@ -35,6 +35,8 @@ BODIES: dict[str, tuple[Any, int, str | None]] = {
     "no prompt": ({"model": "toy"}, 400, "prompt"),
     "null prompt": (job(prompt=None), 400, "prompt"),
     "empty prompt": (job(prompt=""), 422, "prompt"),
+    "continues nothing": (job(continues="nobody"), 422, "continues"),
+    "continues a NUL": (job(continues="a\0b"), 400, "continues"),
     "blank prompt": (job(prompt=" \n\t"), 422, "prompt"),
     "100 kB prompt": (job(prompt="a" * 100_000), 422, "prompt"),
     "NUL in the prompt": (job(prompt="a\0b"), 422, "prompt"),
