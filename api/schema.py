@@ -36,6 +36,7 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preview_every: Word = 0
     priority: Word = 0
     metadata: dict[str, str] = {}
+    interceptors: dict[str, float] = {}
 
 
 class Because(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,7 +148,7 @@ class Warning(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Why a job failed. `class` is error, oom, poisoned or corrupt_checkpoint."""
+    """Why a job failed. `class` is error, oom, nan, poisoned or corrupt_checkpoint."""
 
     kind: str = field(name="class")
     message: str
@@ -164,7 +165,8 @@ class Parent(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`card` and `weights` are the model by content; `exact` says that all steps ran under one numerics fingerprint."""
+    """`card` and `weights` are the model by content; `exact` says that all steps ran under one numerics fingerprint,
+    and none through an interceptor that was asked for."""
 
     id: str
     object: Literal["job"] = "job"
@@ -178,6 +180,7 @@ class Job(Struct, frozen=True, kw_only=True):
     preview_every: int
     priority: int
     metadata: dict[str, str]
+    interceptors: dict[str, float]
     created_at: float
     progress: Progress
     artifacts: list[Artifact]

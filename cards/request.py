@@ -27,6 +27,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     preview_every: int = 0
     priority: int = 0
     metadata: dict[str, str] = {}
+    interceptors: dict[str, float] = {}
+    """Of those that the card has enabled: name -> threshold. They change what comes out."""
 
 
 class ResolvedRequest(Struct, frozen=True, kw_only=True):
@@ -44,6 +46,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     size: str | None = None
     """None where the card makes one size only, and so for `frames`."""
     frames: int | None = None
+    interceptors: dict[str, float] = {}
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +82,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
     """
     _check_text(request, card)
     _check_numbers(request)
+    _check_interceptors(request.interceptors, card)
     recipe = card.recipe
     size, frames = canvas.choose(request.size, request.frames, card)
     return ResolvedRequest(
@@ -93,6 +97,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         metadata=request.metadata,
         size=size,
         frames=frames,
+        interceptors=request.interceptors,
     )
 
 
@@ -120,6 +125,18 @@ def _check_numbers(request: GenerationRequest) -> None:
     least, most = PRIORITIES
     if not least <= request.priority <= most:
         raise InvalidRequest("priority", f"must be from {least} to {most}")
+
+
+def _check_interceptors(asked: dict[str, float], card: ModelCard) -> None:
+    allowed = {name: spec for loop in card.loops.values() for name, spec in (loop.interceptors or {}).items()}
+    for name, threshold in asked.items():
+        field = f"interceptors.{name}"
+        if name not in allowed:
+            raise InvalidRequest(field, f"{card.name} has none such enabled; there are: {', '.join(allowed) or 'none'}")
+        if not 0 <= threshold <= allowed[name].most:  # which is never true of a NaN
+            raise InvalidRequest(field, f"{threshold} is no threshold from 0 to {allowed[name].most:g}")
+    if len(asked) > 1:
+        raise InvalidRequest("interceptors", f"takes one at a time of {', '.join(allowed)}")
 
 
 def _choose(field: str, asked: float | None, allowed: Range, method: str) -> float:

@@ -75,7 +75,7 @@ class Refold(Struct, frozen=True):
 
 
 class StepError(Struct, frozen=True):
-    """A step that raised. `kind` is the failure class: error, oom, corrupt_checkpoint, store_trouble."""
+    """A step that raised. `kind` is the failure class: error, oom, nan, corrupt_checkpoint, store_trouble."""
 
     kind: str
     message: str

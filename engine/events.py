@@ -148,7 +148,7 @@ class JobCompleted(Struct, frozen=True, kw_only=True, tag="job_completed"):
 
 
 class JobFailed(Struct, frozen=True, kw_only=True, tag="job_failed"):
-    """`kind` is the failure class: error, oom, poisoned, corrupt_checkpoint."""
+    """`kind` is the failure class: error, oom, nan, poisoned, corrupt_checkpoint."""
 
     kind: str
     message: str

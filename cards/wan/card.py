@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import UNSET
+
 from cards import solvers
 from cards.card import (
     Canvas,
@@ -18,6 +20,7 @@ from cards.card import (
 )
 from cards.checkpoint import Checkpoint
 from cards.errors import BadCheckpoint
+from cards.extensions.loops import enabled
 
 TEXT_TOKENS = 512
 """What every prompt is padded to, and may have at most."""
@@ -31,7 +34,9 @@ SNAPSHOT_EVERY = 8
 PARTS = ("tokenizer", "text_encoder", "transformer", "scheduler", "vae")
 
 
-def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str) -> ModelCard:
+def text_to_video(
+    name: str, checkpoint: Checkpoint, precision: Precision, solver: str, interceptor: str = "none"
+) -> ModelCard:
     """Raises BadCheckpoint."""
     checkpoint.require(*PARTS)
     denoise = f"wan.{solver}.cfg/1"
@@ -42,7 +47,7 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solve
         version="2.1",
         task="text_to_video",
         components=components,
-        loops=_loops(denoise, solver),
+        loops=_loops(denoise, solver, interceptor),
         recipe=RecipeSpec(
             method="flow_matching",
             data="as published",
@@ -72,13 +77,18 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, solve
     )
 
 
-def _loops(denoise: str, solver: str) -> dict[str, LoopSpec]:
+def _loops(denoise: str, solver: str, interceptor: str) -> dict[str, LoopSpec]:
     components = ("transformer", "scheduler")
+    derives = solver != "euler" or interceptor != "none"
     return {
         "encode_text": LoopSpec(semantics="wan.encode_text/1", components=("tokenizer", "text_encoder")),
-        "denoise": LoopSpec(semantics=denoise, components=components, snapshot_every=SNAPSHOT_EVERY)
-        if solver != "euler"
-        else LoopSpec(semantics=denoise, components=components),
+        "denoise": LoopSpec(
+            semantics=denoise,
+            components=components,
+            snapshot_every=SNAPSHOT_EVERY if derives else UNSET,
+            points=("forward", "blocks"),
+            interceptors=enabled(interceptor),
+        ),
         "decode_vae": LoopSpec(semantics="wan.decode_vae/1", components=("vae",), snapshot_every=1 << 30),
         "render": LoopSpec(semantics="wan.render/1"),
     }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from cards.checkpoint import Checkpoint, digest
+from cards.extensions.loops import CHOICES, bodies, notices
 from cards.family import Components, Notice, StepBody
 from cards.model import Model
 from cards.modules import Modules
@@ -14,9 +15,9 @@ from cards.wan.loops import loops
 
 class Wan:
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
-        options = model.choose(solver=(solver_of(checkpoint), *SOLVERS))
+        options = model.choose(solver=(solver_of(checkpoint), *SOLVERS), interceptor=CHOICES)
         precision = model.precision or checkpoint.precision
-        self.card = text_to_video(model.name, checkpoint, precision, options["solver"])
+        self.card = text_to_video(model.name, checkpoint, precision, options["solver"], options["interceptor"])
         self.loops = loops(self.card, options["solver"])
         self._model = model
         self._checkpoint = checkpoint
@@ -26,7 +27,7 @@ class Wan:
         return digest(self._checkpoint.stamps(self._model.files))
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
-        return ()
+        return notices(request)
 
     def load(self, device: str) -> Components:
         return Modules(self._checkpoint, self._precision, device)
@@ -34,7 +35,8 @@ class Wan:
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps
 
-        return steps.BODIES
+        more = bodies("denoise", self.card.loops["denoise"], steps.denoise, steps.advance)
+        return {**steps.BODIES, **more}
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Wan:

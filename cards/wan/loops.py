@@ -5,9 +5,13 @@ from msgspec.structs import replace
 from cards import canvas
 from cards.card import ModelCard
 from cards.counted import Counted
+from cards.extensions.loops import with_interceptors
+from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.loop import Loop, LoopContext, LoopState, StepOutput
 from cards.solvers import SOLVERS
 from cards.wire import Scalar, TensorRef, WorkPlan
+
+GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
 
 
 class EncodeText(Counted):
@@ -100,7 +104,7 @@ def loops(card: ModelCard, solver: str) -> dict[str, Loop]:
     assert card.output.canvas
     made: tuple[Loop, ...] = (
         EncodeText(card.name),
-        Denoise(card.name, solver),
+        *with_interceptors(Denoise(card.name, solver), card.loops["denoise"], GUIDANCE.branches),
         DecodeVae(card.name, card.output.canvas.frames_multiple),
         Render(card.name),
     )

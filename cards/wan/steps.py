@@ -14,15 +14,15 @@ from torch import Tensor
 from cards import media, pack
 from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
-from cards.guidance import ClassifierFree, GuidancePolicy
+from cards.forward import Through, whole
 from cards.solvers import SOLVERS, fresh
 from cards.wan.card import TEXT_TOKENS, scale_of
+from cards.wan.forward import WanForward
+from cards.wan.loops import GUIDANCE
 from cards.wire import Scalar, WorkPlan
 
 Reads = Mapping[str, Tensor]
 Scalars = Mapping[str, Scalar]
-
-GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -34,18 +34,23 @@ def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     return Made({"text": text, "negative": negative})
 
 
-def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Through = whole) -> Made:
     """The velocity that the transformer sees at this step, under guidance."""
     transformer = components["transformer"]
     t_B = _scheduler(components, plan).timesteps[plan.step].expand(1)
     latent_BCFHW = _latent(components, plan, reads).to(transformer.dtype)
     outputs = {
-        branch: transformer(
-            hidden_states=latent_BCFHW,
-            timestep=t_B,
-            encoder_hidden_states=reads[branch].to(transformer.dtype),
-            return_dict=False,
-        )[0]
+        branch: through(
+            branch,
+            WanForward(
+                transformer,
+                {
+                    "hidden_states": latent_BCFHW,
+                    "timestep": t_B,
+                    "encoder_hidden_states": reads[branch].to(transformer.dtype),
+                },
+            ),
+        )
         for branch in GUIDANCE.branches(plan.scalars)
     }
     velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
