@@ -201,6 +201,8 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     seconds: float = 0.0
     error: StepError | None = None
     inline: tuple[str, ...] = ()
+    observed: dict[str, float] = {}
+    """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
 
 
 class Released(Struct, frozen=True, tag="released"):

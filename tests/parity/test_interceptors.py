@@ -113,9 +113,13 @@ async def test_a_job_resumed_after_any_step_is_the_one_that_was_never_interrupte
         async with world.engine() as running:
             running.workers[0].hold_at = 1 + done + 1  # encoding is one step
             submitted = await running.client.submit(GenerationRequest(model="tiny", **asking(name)))
-            await running.until(lambda: running.workers[0].gate is not None and running.engine.steps >= 1 + done)
+            await stands_still(running, after=1 + done)
         async with world.engine() as running:
             assert latents((await ended(running, submitted.id)).steps) == expected
+
+
+async def stands_still(running: Running, after: int) -> None:
+    await running.until(lambda: running.workers[0].gate is not None and running.engine.steps >= after)
 
 
 @pytest.mark.parametrize("name", NAMES)
