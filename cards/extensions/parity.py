@@ -28,7 +28,7 @@ class Recorder(Observer):
 
 
 class Aligner(Observer):
-    """`differs/<tensor>` is the largest absolute difference. A job's first is logged too; what was not kept is passed."""
+    """`differs/<tensor>` is the largest absolute difference. A job's first is logged; what was not kept is passed."""
 
     def __init__(self, recorded: Path) -> None:
         self._recorded = recorded
