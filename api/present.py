@@ -39,6 +39,7 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         preview_every=request.preview_every,
         priority=request.priority,
         metadata=request.metadata,
+        interceptors=request.interceptors,
         created_at=job.submitted_at,
         progress=progress(job, cards.get(job.model.card)),
         artifacts=[_artifact(job.id, ref) for ref in job.artifacts.values()],

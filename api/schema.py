@@ -53,6 +53,7 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """In the order in which they are applied, for a model that takes them."""
     continues: Text | None = None
     """A completed job, whose clip this one's begins with."""
+    interceptors: dict[str, float] = {}
 
     def generation(self, loras: tuple[Lora, ...]) -> GenerationRequest:
         """The words of it, without what comes along."""
@@ -172,7 +173,7 @@ class Warning(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Why a job failed. `class` is error, oom, poisoned or corrupt_checkpoint."""
+    """Why a job failed. `class` is error, oom, nan, poisoned or corrupt_checkpoint."""
 
     kind: str = field(name="class")
     message: str
@@ -189,7 +190,8 @@ class Parent(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`card` and `weights` are the model by content; `exact` says that all steps ran under one numerics fingerprint."""
+    """`card` and `weights` are the model by content; `exact` says that all steps ran under one numerics fingerprint,
+    and none through an interceptor that was asked for."""
 
     id: str
     object: Literal["job"] = "job"
@@ -208,6 +210,7 @@ class Job(Struct, frozen=True, kw_only=True):
     preview_every: int
     priority: int
     metadata: dict[str, str]
+    interceptors: dict[str, float]
     created_at: float
     progress: Progress
     artifacts: list[Artifact]

@@ -17,6 +17,14 @@ REQUEST = "request"
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
+Point = Literal["forward", "blocks"]
+"""Where a step can be intercepted: around the model's forward of one branch, or between its first block and the others.
+"""
+
+BASE_METHODS = ("base", "flow_matching")
+"""Ways of training that leave the choice of steps to the sampler. Distilled weights know only the steps they were
+made for."""
+
 
 class ComponentSpec(Struct, frozen=True, kw_only=True):
     """One module of a model. `kind` is the field's word for it (text_encoder, transformer, vae, ...)."""
@@ -26,17 +34,27 @@ class ComponentSpec(Struct, frozen=True, kw_only=True):
     precision: Precision = "float32"
 
 
+class InterceptorSpec(Struct, frozen=True, kw_only=True):
+    """An interceptor that requests may ask for, with thresholds from 0, where it changes nothing, to `most`."""
+
+    point: Point
+    most: float
+
+
 class LoopSpec(Struct, frozen=True, kw_only=True):
     """One iteration that a card can run.
 
     `semantics` names the maths and its version: two loops with one semantics id give the same bits for the same state.
     `components` are what its steps need resident. With `snapshot_every` the tensors that its steps derive are stored at
-    every so many of them and at the last; without, at each.
+    every so many of them and at the last; without, at each. `points` are where its steps can be intercepted,
+    `interceptors` what may be there in this deployment.
     """
 
     semantics: str
     components: tuple[str, ...] = ()
     snapshot_every: int | UnsetType = UNSET  # not in the JSON unless it is set: cards that lack it keep their digests
+    points: tuple[Point, ...] | UnsetType = UNSET
+    interceptors: dict[str, InterceptorSpec] | UnsetType = UNSET
 
 
 class Range(Struct, frozen=True):
@@ -191,6 +209,7 @@ def from_json(data: bytes) -> ModelCard:
 
 def problems(card: ModelCard) -> Iterator[tuple[str, str]]:
     yield from _loop_problems(card)
+    yield from _interceptor_problems(card)
     yield from _recipe_problems(card)
     yield from _program_problems(card)
 
@@ -204,6 +223,25 @@ def _loop_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
                 yield (
                     f"loops.{name}.components",
                     f"{component!r} is not a component; there are {_names(card.components)}",
+                )
+
+
+def _interceptor_problems(card: ModelCard) -> Iterator[tuple[str, str]]:
+    method, steps = card.recipe.method, card.recipe.steps
+    distilled = method not in BASE_METHODS or steps.least == steps.most
+    for loop_name, loop in card.loops.items():
+        for name, interceptor in (loop.interceptors or {}).items():
+            field = f"loops.{loop_name}.interceptors.{name}"
+            if interceptor.point not in (loop.points or ()):
+                yield (
+                    field,
+                    f"the loop cannot be intercepted at {interceptor.point!r}; it can at {_names(loop.points or ())}",
+                )
+            if distilled:
+                yield (
+                    field,
+                    f"distilled weights ({method}, {steps.least:g} to {steps.most:g} steps) need every step that they "
+                    "were made for; take the option away",
                 )
 
 

@@ -6,6 +6,8 @@ CardError
  - NoFamily          a module that is not there, or that has no family
  - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
  - BadLora           a LoRA that does not fit the model
+ - BadExtension      an extension that is not there, or cannot do what it was told
+ - NotFinite         a step made a NaN or an Inf where somebody watches for them
 """
 
 from collections.abc import Iterable
@@ -54,3 +56,15 @@ class BadLora(CardError):
     def __init__(self, digest: str, problem: str) -> None:
         super().__init__(f"LoRA {digest[:16]}: {problem}")
         self.digest = digest
+
+
+class BadExtension(CardError):
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"extensions: {name!r} {problem}")
+        self.name = name
+
+
+class NotFinite(CardError):
+    def __init__(self, loop: str, step: int, tensor: str, *, nan: int, inf: int, of: int) -> None:
+        super().__init__(f"{loop} step {step}: {tensor} holds {nan} NaN and {inf} Inf in {of} values")
+        self.tensor = tensor

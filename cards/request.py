@@ -32,6 +32,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of the files that come as the inputs `lora/0`, `lora/1`, ..., in the order in which they are applied."""
     continues: str | None = None
     """A finished job, whose clip is the beginning of this one's; seed and size are then that job's to decide."""
+    interceptors: dict[str, float] = {}
+    """Of those that the card has enabled: name -> threshold. They change what comes out."""
 
 
 class ResolvedRequest(Struct, frozen=True, kw_only=True):
@@ -51,6 +53,7 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     frames: int | None = None
     loras: tuple[Lora, ...] = ()
     continues: str | None = None
+    interceptors: dict[str, float] = {}
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +90,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
     _check_text(request, card)
     _check_numbers(request)
     check_strengths(request.loras, card)
+    _check_interceptors(request.interceptors, card)
     recipe = card.recipe
     size, frames = canvas.choose(request.size, request.frames, card)
     return ResolvedRequest(
@@ -103,6 +107,7 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         frames=frames,
         loras=request.loras,
         continues=request.continues,
+        interceptors=request.interceptors,
     )
 
 
@@ -130,6 +135,18 @@ def _check_numbers(request: GenerationRequest) -> None:
     least, most = PRIORITIES
     if not least <= request.priority <= most:
         raise InvalidRequest("priority", f"must be from {least} to {most}")
+
+
+def _check_interceptors(asked: dict[str, float], card: ModelCard) -> None:
+    allowed = {name: spec for loop in card.loops.values() for name, spec in (loop.interceptors or {}).items()}
+    for name, threshold in asked.items():
+        field = f"interceptors.{name}"
+        if name not in allowed:
+            raise InvalidRequest(field, f"{card.name} has none such enabled; there are: {', '.join(allowed) or 'none'}")
+        if not 0 <= threshold <= allowed[name].most:  # which is never true of a NaN
+            raise InvalidRequest(field, f"{threshold} is no threshold from 0 to {allowed[name].most:g}")
+    if len(asked) > 1:
+        raise InvalidRequest("interceptors", f"takes one at a time of {', '.join(allowed)}")
 
 
 def _choose(field: str, asked: float | None, allowed: Range, method: str) -> float:

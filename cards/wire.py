@@ -75,7 +75,7 @@ class Refold(Struct, frozen=True):
 
 
 class StepError(Struct, frozen=True):
-    """A step that raised. `kind` is the failure class: error, oom, corrupt_checkpoint, store_trouble."""
+    """A step that raised. `kind` is the failure class: error, oom, nan, corrupt_checkpoint, store_trouble."""
 
     kind: str
     message: str
@@ -201,6 +201,8 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     seconds: float = 0.0
     error: StepError | None = None
     inline: tuple[str, ...] = ()
+    observed: dict[str, float] = {}
+    """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
 
 
 class Released(Struct, frozen=True, tag="released"):

@@ -64,6 +64,7 @@ def completed(node: Node, plan: WorkPlan, result: StepResult, worker: str) -> St
         worker=worker,
         seconds=result.seconds,
         derived=() if plan.snapshot else plan.derives,
+        observed=result.observed,
     )
 
 

@@ -103,6 +103,7 @@ class StepCompleted(Struct, frozen=True, kw_only=True, tag="step_completed"):
     """Steps [0, step] of the node are done. `tensors` are what this one made, by content.
 
     The bytes of the `derived` among them are not stored: they follow from what the step read and its other tensors.
+    `observed` is what a deployment's observers have measured of it.
     """
 
     node: str
@@ -114,6 +115,7 @@ class StepCompleted(Struct, frozen=True, kw_only=True, tag="step_completed"):
     worker: str = ""
     seconds: float = 0.0
     derived: tuple[str, ...] = ()
+    observed: dict[str, float] = {}
 
 
 class NodeCompleted(Struct, frozen=True, kw_only=True, tag="node_completed"):
@@ -148,7 +150,7 @@ class JobCompleted(Struct, frozen=True, kw_only=True, tag="job_completed"):
 
 
 class JobFailed(Struct, frozen=True, kw_only=True, tag="job_failed"):
-    """`kind` is the failure class: error, oom, poisoned, corrupt_checkpoint."""
+    """`kind` is the failure class: error, oom, nan, poisoned, corrupt_checkpoint."""
 
     kind: str
     message: str

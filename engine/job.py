@@ -193,7 +193,7 @@ class Job(Struct, frozen=True, kw_only=True):
     attempt: int = 1
     fingerprint: str | None = None
     exact: bool = True
-    """Whether all steps ran under one numerics fingerprint."""
+    """Whether all steps ran under one numerics fingerprint, and the request asks for no interceptor."""
     failure: Failure | None = None
     reason: str = ""
     """Why it is paused or in quarantine, in the words of whoever wanted that."""
@@ -238,6 +238,7 @@ def fold(job: Job | None, event: JobEvent) -> Job:
             request=event.request,
             model=event.model,
             submitted_at=event.submitted_at,
+            exact=not event.request.interceptors,
             outputs={f"{REQUEST}.{name}": ref for name, ref in event.inputs.items()},
         )
     if job is None:

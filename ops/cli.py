@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run an engine with its HTTP API and workers")
     settings_flags(
         serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "threads", "listen_workers", "families",
-        "max_active", "log_level", "log_format",
+        "extensions",        "max_active", "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
 
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
-    settings_flags(start, "pool", "ranks", "threads", "data", "blobs", "families")
+    settings_flags(start, "pool", "ranks", "threads", "data", "blobs", "families", "extensions")
     start.set_defaults(run=_worker)
 
     from ops import models_command  # which needs this module

@@ -10,6 +10,8 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta, Struct
 
+from cards.errors import BadExtension
+from cards.extensions import observers
 from cards.registry import DEFAULT_FAMILIES
 from engine.collect import Retention
 from ops.errors import BadSettings
@@ -49,6 +51,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pool: str = "default"
     families: tuple[str, ...] = DEFAULT_FAMILIES
     """Modules of model families."""
+    extensions: tuple[str, ...] = ()
+    """What looks at the steps of its workers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     max_active: Count = 256
     max_deaths: Count = 3
     silent_s: Seconds = 5.0
@@ -116,10 +120,15 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     entries = _from_file(file) if file is not None else {}
     entries |= _from_environment(environ)
     entries |= {name: value for name, value in flags.items() if value is not None}
-    if isinstance(entries.get("families"), str):
-        entries["families"] = [name for name in entries["families"].split(",") if name]
+    for listed in ("families", "extensions"):
+        if isinstance(entries.get(listed), str):
+            entries[listed] = [name for name in entries[listed].split(",") if name]
     try:
-        return msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
+        settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
+        observers.check(settings.extensions)
+        return settings
+    except BadExtension as error:
+        raise BadSettings(str(error)) from error
     except msgspec.ValidationError as error:
         raise BadSettings(f"bad setting: {error}") from error
 

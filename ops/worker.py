@@ -19,6 +19,7 @@ def settings_of(settings: Settings, address: str, parent: int | None) -> WorkerS
         pool=settings.pool,
         families=settings.families,
         models=read_models(settings),
+        extensions=settings.extensions,
         ranks=settings.ranks,
         threads=settings.threads,
         heartbeat_s=min(1.0, settings.silent_s / 4),

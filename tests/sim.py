@@ -43,8 +43,9 @@ from store.errors import StoreUnavailable
 from store.journal import Append, Appended, Journal
 from store.memory import MemoryJournal
 from tests import toy
-from workers.execute import Executor, load_models
+from workers.execute import load_models
 from workers.inbox import Command, Inbox
+from workers.observed import executor
 from workers.resident import BlobStore
 
 
@@ -169,7 +170,15 @@ class SimWorker:
     """
 
     def __init__(
-        self, name: str, families: Sequence[Family], blobs: BlobStore, *, credits: int, fingerprint: str, pool: str
+        self,
+        name: str,
+        families: Sequence[Family],
+        blobs: BlobStore,
+        *,
+        credits: int,
+        fingerprint: str,
+        pool: str,
+        extensions: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.pool = pool
@@ -181,7 +190,7 @@ class SimWorker:
         """While it is set to an event, a unit waits for it before it answers."""
         self.hold_at: int | None = None
         """The unit, counted from 1, at which the gate closes."""
-        self.executor = Executor(load_models({f.card.name: f for f in families}), blobs)
+        self.executor = executor(load_models({f.card.name: f for f in families}), blobs, extensions)
         self._blobs = blobs
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
@@ -326,8 +335,13 @@ class World:
     """What outlives an engine: the journal and the blobs."""
 
     def __init__(
-        self, journal: Journal | None = None, families: Sequence[Family] = (toy.FAMILY,), clock: Clock | None = None
+        self,
+        journal: Journal | None = None,
+        families: Sequence[Family] = (toy.FAMILY,),
+        clock: Clock | None = None,
+        extensions: Sequence[str] = (),
     ) -> None:
+        self.extensions = extensions
         self.journal: Journal = journal or MemoryJournal()
         self.blobs = MemoryBlobs()
         self.families = families
@@ -342,7 +356,15 @@ class World:
     def worker(self, *, credits: int = 2, fingerprint: str = "sim", pool: str = "default") -> SimWorker:
         name = f"worker-{next(self._names)}"
         blobs = WorkerBlobs(self.blobs)
-        return SimWorker(name, self.families, blobs, credits=credits, fingerprint=fingerprint, pool=pool)
+        return SimWorker(
+            name,
+            self.families,
+            blobs,
+            credits=credits,
+            fingerprint=fingerprint,
+            pool=pool,
+            extensions=self.extensions,
+        )
 
     @asynccontextmanager
     async def engine(

@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import codec
+from cards.errors import NotFinite
 from cards.family import Components, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
 from cards.registry import Registry
@@ -70,13 +71,13 @@ class Executor:
                 self._refold(unit)
             reads = {name: self.resident.resolve(unit.id.job, ref) for name, ref in unit.plan.reads.items()}
             tensors = self._tensors(unit.id.job, reads)
-            made = self._step(unit.plan, tensors)
+            made = self._step(unit.id.job, unit.plan, tensors)
             seconds = perf_counter() - began
             naming = Naming(reads, tensors, self.resident.unstored(unit.id.job))
             derived = self._derived_by_body(unit.plan, made)
             named = naming.name({name: one for name, one in made.tensors.items() if name not in derived})
             if unit.plan.derives:
-                derived = derived or self._derived(replace(unit.plan, reads=reads), made, tensors, named)
+                derived = derived or self._derived(unit.id.job, replace(unit.plan, reads=reads), made, tensors, named)
                 named |= naming.name(derived, store=unit.plan.snapshot)
             if unit.plan.writes is not None and set(named) != set(unit.plan.writes):
                 raise BrokenPromise(", ".join(sorted(set(named) ^ set(unit.plan.writes))))
@@ -87,12 +88,15 @@ class Executor:
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}
 
-    def _step(self, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+    def _step(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
         import torch
 
-        model = self._models[plan.instance]
         with torch.inference_mode():
-            return model.bodies[plan.kind](model.components, plan, tensors)
+            return self._body(job, plan, tensors)
+
+    def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+        model = self._models[plan.instance]
+        return model.bodies[plan.kind](model.components, plan, tensors)
 
     def _derived_by_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
         """What the plan derives, where there is no fold for it and the step's body has made it all."""
@@ -102,6 +106,7 @@ class Executor:
 
     def _derived(
         self,
+        job: str,
         plan: WorkPlan,
         made: Made,
         tensors: "Mapping[str, torch.Tensor]",
@@ -109,7 +114,7 @@ class Executor:
     ) -> "dict[str, torch.Tensor]":
         """What the step's fold makes. It is given what a later refold will be given, to the layout."""
         fold = fold_of(plan, {name: one.ref for name, one in outputs.items()}, made.scalars)
-        derived = self._step(fold, {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}})
+        derived = self._step(job, fold, {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}})
         if set(derived.tensors) != set(plan.derives) or not outputs.keys().isdisjoint(plan.derives):
             raise BrokenPromise(", ".join(sorted({*plan.derives} ^ {*derived.tensors} | {*plan.derives} & {*outputs})))
         return derived.tensors
@@ -119,7 +124,7 @@ class Executor:
         job = unit.id.job
         for refold in unit.refolds:
             tensors = self._tensors(job, refold.plan.reads)
-            made = self._step(self._runnable(refold.plan), tensors)
+            made = self._step(job, self._runnable(refold.plan), tensors)
             named = Naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
             for name, ref in refold.makes.items():
                 if name not in named or named[name].ref != ref:
@@ -164,6 +169,7 @@ def _step_error(error: Exception) -> StepError:
         BlobsUnavailable: "store_trouble",
         BlobLost: "corrupt_checkpoint",
         FoldDiffers: "corrupt_checkpoint",
+        NotFinite: "nan",
         MemoryError: "oom",
         torch.OutOfMemoryError: "oom",
     }

@@ -18,6 +18,7 @@ from cards import fingerprint, registry
 from cards.model import Model
 from workers.execute import Executor, load_models
 from workers.link import Identity, Link
+from workers.observed import executor
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
 
@@ -35,6 +36,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 8 << 30
     heartbeat_s: float = 1.0
     rank_timeout_s: float = 60.0
+    extensions: tuple[str, ...] = ()
+    """Observers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     parent: int | None = None
     """Process id whose death ends this worker; None for one that stands alone."""
 
@@ -100,7 +103,7 @@ def _prepare(settings: WorkerSettings, blobs: BlobStore, *, stores: bool) -> tup
 
     torch.set_num_threads(settings.threads)
     families = registry.load(settings.families, settings.models)
-    return families, Executor(load_models(families), blobs, stores=stores)
+    return families, executor(load_models(families), blobs, settings.extensions, stores=stores)
 
 
 class Others:

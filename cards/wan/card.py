@@ -27,6 +27,7 @@ from cards.card import (
 )
 from cards.checkpoint import Checkpoint
 from cards.errors import BadCheckpoint
+from cards.extensions.loops import enabled
 from cards.wan import published
 
 TEXT_TOKENS = 512
@@ -62,7 +63,9 @@ LOW_NOISE = "transformer_2"
 FROM_IMAGE = "WanImageToVideoPipeline"
 
 
-def video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str, policy: str = "cfg") -> ModelCard:
+def video(
+    name: str, checkpoint: Checkpoint, precision: Precision, solver: str, policy: str = "cfg", interceptor: str = "none"
+) -> ModelCard:
     """Raises BadCheckpoint."""
     checkpoint.require(*PARTS)
     image, boundary = checkpoint.pipeline == FROM_IMAGE, checkpoint.settings.get("boundary_ratio")
@@ -79,7 +82,7 @@ def video(name: str, checkpoint: Checkpoint, precision: Precision, solver: str, 
         version=about.version,
         task="image_to_video" if image else "text_to_video",
         components={part: spec for part, spec in checkpoint.components(precision).items() if part in parts},
-        loops=_loops(denoise, solver, parts, image=image),
+        loops=_loops(denoise, solver, interceptor, parts, image=image),
         recipe=RecipeSpec(
             method="flow_matching",
             data="as published",
@@ -128,16 +131,21 @@ def _program(from_image: tuple[str, ...]) -> Program:
     )
 
 
-def _loops(denoise: str, solver: str, parts: tuple[str, ...], *, image: bool) -> dict[str, LoopSpec]:
+def _loops(denoise: str, solver: str, interceptor: str, parts: tuple[str, ...], *, image: bool) -> dict[str, LoopSpec]:
     clip = tuple(part for part in CLIP if part in parts)
     components = ("transformer", *((LOW_NOISE,) if LOW_NOISE in parts else ()), "scheduler")
     encode_image = LoopSpec(semantics=f"wan.encode_image{'.clip' if clip else ''}/1", components=("vae", *clip))
+    derives = solver != "euler" or interceptor != "none"
     return {
         "encode_text": LoopSpec(semantics="wan.encode_text/1", components=("tokenizer", "text_encoder")),
         **({"encode_image": encode_image} if image else {}),
-        "denoise": LoopSpec(semantics=denoise, components=components, snapshot_every=SNAPSHOT_EVERY)
-        if solver != "euler"
-        else LoopSpec(semantics=denoise, components=components),
+        "denoise": LoopSpec(
+            semantics=denoise,
+            components=components,
+            snapshot_every=SNAPSHOT_EVERY if derives else UNSET,
+            points=("forward", "blocks"),
+            interceptors=enabled(interceptor),
+        ),
         "decode_vae": LoopSpec(semantics="wan.decode_vae/1", components=("vae",), snapshot_every=1 << 30),
         "render": LoopSpec(semantics="wan.render/1"),
     }

@@ -5,6 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cards.checkpoint import Checkpoint, digest
+from cards.errors import InvalidCard
+from cards.extensions.loops import CHOICES, bodies, notices
 from cards.family import Components, Family, Notice, StepBody
 from cards.invariant import row_by_row
 from cards.loop import Loop
@@ -39,10 +41,18 @@ class Wan:
             self.loops = loops(self.card, self._solver) | {loop.semantics: loop for loop in dmd.loops(self.card)}
         else:
             options = model.choose(
-                loop=LOOPS, solver=(solver_of(checkpoint), *SOLVERS), recipe=("base", "dmd"), cfg=(*POLICIES,)
+                loop=LOOPS,
+                solver=(solver_of(checkpoint), *SOLVERS),
+                recipe=("base", "dmd"),
+                cfg=(*POLICIES,),
+                interceptor=CHOICES,
             )
+            if self._batched and options["interceptor"] != CHOICES[0]:
+                raise InvalidCard(
+                    model.name, "options.interceptor", "looks at one branch at a time: leave cfg sequential"
+                )
             self._solver, policy = options["solver"], POLICIES[options["cfg"]]
-            self.card = video(model.name, checkpoint, precision, self._solver, policy)
+            self.card = video(model.name, checkpoint, precision, self._solver, policy, options["interceptor"])
             self.loops = loops(self.card, self._solver, policy)
         self._model = model
         self._checkpoint = checkpoint
@@ -55,7 +65,7 @@ class Wan:
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         self._tokens.check("prompt", request.prompt)
         self._tokens.check("negative_prompt", request.negative_prompt)
-        return dmd.notices(request) if self._distilled else ()
+        return (*notices(request), *(dmd.notices(request) if self._distilled else ()))
 
     def modules(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the transformer, which LoRAs may change, with the shapes of their weights."""
@@ -82,7 +92,8 @@ class Wan:
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps
 
-        return steps.BODIES
+        more = bodies("denoise", self.card.loops["denoise"], steps.denoise, steps.advance)
+        return {**steps.BODIES, **more}
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Family:

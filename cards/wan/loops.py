@@ -1,13 +1,22 @@
 """The loops of Wan: encode the prompts, denoise, decode latent frame by latent frame, render. Data only, no torch."""
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from cards import canvas, lora
 from cards.card import ModelCard
 from cards.counted import Counted
+from cards.extensions.loops import with_interceptors
+from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.loop import Loop, LoopContext, LoopState, StepOutput
 from cards.solvers import SOLVERS
 from cards.wire import Scalar, TensorRef, WorkPlan
+
+GUIDANCE: Mapping[str, GuidancePolicy] = {
+    "cfg": ClassifierFree("text", "negative"),
+    "cfg_batched": ClassifierFree("text", "negative", together=True),
+}
 
 
 class EncodeText(Counted):
@@ -131,7 +140,11 @@ def loops(card: ModelCard, solver: str, policy: str = "cfg") -> dict[str, Loop]:
             for node in card.program.nodes
             if node.loop == "encode_image"
         ),
-        Denoise(card.name, card.loops["denoise"].semantics, solver, policy),
+        *with_interceptors(
+            Denoise(card.name, card.loops["denoise"].semantics, solver, policy),
+            card.loops["denoise"],
+            GUIDANCE[policy].branches,
+        ),
         DecodeVae(card.name, card.output.canvas.frames_multiple),
         Render(card.name),
     )

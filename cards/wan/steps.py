@@ -16,18 +16,15 @@ from torch import Tensor
 from cards import lora, media, pack, sampling
 from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
-from cards.guidance import ClassifierFree, GuidancePolicy
+from cards.forward import Through, whole
 from cards.solvers import SOLVERS, fresh
 from cards.wan.card import LOW_NOISE, TEXT_TOKENS, scale_of
+from cards.wan.forward import WanForward
+from cards.wan.loops import GUIDANCE
 from cards.wire import Scalar, WorkPlan
 
 Reads = Mapping[str, Tensor]
 Scalars = Mapping[str, Scalar]
-
-GUIDANCE: Mapping[str, GuidancePolicy] = {
-    "cfg": ClassifierFree("text", "negative"),
-    "cfg_batched": ClassifierFree("text", "negative", together=True),
-}
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -69,7 +66,7 @@ def encode_image(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     return Made({"condition": condition, "image_tokens": pipeline.encode_image(picture)})
 
 
-def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Through = whole) -> Made:
     """The velocity that the transformer sees at this step, under guidance."""
     scheduler = _scheduler(components, plan)
     t_B = scheduler.timesteps[plan.step].expand(1)
@@ -86,10 +83,13 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     with _adapted(transformer, plan, reads) if expert == "transformer" else nullcontext():
         if policy.together:
             latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
-            rows = _velocity(transformer, latents, t_B, torch.cat([*texts.values()]), seen)
+            rows = _forward(transformer, latents, t_B, torch.cat([*texts.values()]), seen).whole()
             outputs = dict(zip(texts, rows.split(1), strict=True))
         else:
-            outputs = {branch: _velocity(transformer, latent_BCFHW, t_B, text, seen) for branch, text in texts.items()}
+            outputs = {
+                branch: through(branch, _forward(transformer, latent_BCFHW, t_B, text, seen))
+                for branch, text in texts.items()
+            }
     velocity, remembered = policy.combine(outputs, scalars)
     return Made({"velocity": velocity}, remembered)
 
@@ -110,7 +110,7 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
     with _adapted(transformer, plan, reads):
-        velocity = _velocity(transformer, latent.to(transformer.dtype), t_B, reads["text"])
+        velocity = _forward(transformer, latent.to(transformer.dtype), t_B, reads["text"]).whole()
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
     following = plan.step + 1
     if following == plan.scalars["steps"]:
@@ -193,18 +193,18 @@ def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextM
     return lora.applied(transformer, plan, reads, WanPipeline.lora_state_dict)
 
 
-def _velocity(
+def _forward(
     transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor, seen_BLD: Tensor | None = None
-) -> Tensor:
+) -> WanForward:
     batch = len(latent_BCFHW)
-    velocity: Tensor = transformer(
-        hidden_states=latent_BCFHW,
-        timestep=t_B.expand(batch),
-        encoder_hidden_states=text_BLD.to(transformer.dtype),
-        encoder_hidden_states_image=None if seen_BLD is None else seen_BLD.to(transformer.dtype).repeat(batch, 1, 1),
-        return_dict=False,
-    )[0]
-    return velocity
+    inputs = {
+        "hidden_states": latent_BCFHW,
+        "timestep": t_B.expand(batch),
+        "encoder_hidden_states": text_BLD.to(transformer.dtype),
+    }
+    if seen_BLD is not None:
+        inputs["encoder_hidden_states_image"] = seen_BLD.to(transformer.dtype).repeat(batch, 1, 1)
+    return WanForward(transformer, inputs)
 
 
 def _timestep(plan: WorkPlan, step: int) -> Tensor:

@@ -1,0 +1,81 @@
+"""An executor whose steps are looked at. One without observers is the plain executor: nothing of this is in its way."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from cards.extensions.observer import Observer, Seen
+from cards.extensions.observers import open_observers
+from cards.family import Components, Made
+from cards.wire import WorkPlan, WorkUnit
+from workers.execute import Answer, Executor, Loaded
+from workers.resident import BlobStore
+
+if TYPE_CHECKING:
+    import torch
+
+
+def executor(
+    models: Mapping[str, Loaded], blobs: BlobStore, extensions: Sequence[str] = (), *, stores: bool = True
+) -> Executor:
+    """With the observers that the settings name. Raises BadExtension."""
+    if not extensions:
+        return Executor(models, blobs, stores=stores)
+    return ObservedExecutor(models, blobs, open_observers(extensions), stores=stores)
+
+
+class ObservedExecutor(Executor):
+    def __init__(
+        self, models: Mapping[str, Loaded], blobs: BlobStore, observers: Sequence[Observer], *, stores: bool = True
+    ) -> None:
+        super().__init__(models, blobs, stores=stores)
+        self._observers = observers
+        self._observed: dict[str, float] = {}
+
+    def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
+        self._observed = {}
+        answer = super().execute(unit, frames)
+        return replace(answer, result=replace(answer.result, observed=self._observed))
+
+    def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+        model, seen = self._models[plan.instance], Seen(job, plan, tensors)
+        made: list[Made] = []
+        with ExitStack() as stack:
+            for observer in self._observers:
+                observer.before_step(seen)
+                stack.callback(self._after, observer, seen, made)
+            watched = Watched(model.components, partial(self._component, seen))
+            made.append(model.bodies[plan.kind](watched, plan, tensors))
+        return made[0]
+
+    def _component(self, seen: Seen, name: str, component: Any) -> None:
+        for observer in self._observers:
+            observer.component(seen, name, component)
+
+    def _after(self, observer: Observer, seen: Seen, made: list[Made]) -> None:
+        self._observed.update(observer.after_step(seen, made[0] if made else None))
+
+
+class Watched(Mapping[str, Any]):
+    """The components of one step; says of each when it is first taken."""
+
+    def __init__(self, components: Components, told: "partial[None]") -> None:
+        self._components = components
+        self._told = told
+        self._taken: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        component = self._components[name]
+        if name not in self._taken:
+            self._taken.add(name)
+            self._told(name, component)
+        return component
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._components)
+
+    def __len__(self) -> int:
+        return len(self._components)
