@@ -277,11 +277,13 @@ def _no_threads() -> Iterator[None]:
 @contextmanager
 def _log_in(trace: Trace) -> Iterator[None]:
     logger = logging.getLogger("keyframe")
-    handler, before = TraceLog(trace), logger.propagate
+    handler, before = TraceLog(trace), (logger.propagate, logger.level)
     logger.addHandler(handler)
     logger.propagate = False
+    logger.setLevel(logging.INFO)  # the trace is the same whatever others have set
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.propagate = before
+        logger.propagate, level = before
+        logger.setLevel(level)
