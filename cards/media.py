@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 
 def mp4(frames: "Frames", *, fps: int, scale: int = 1) -> bytes:
-    """The clip, each pixel `scale` wide. The same frames give the same bytes: one thread, no dates, no encoder name."""
+    """The clip, each pixel `scale` wide. The same frames give the same bytes: one thread, no dates, no encoder name.
+
+    And no macroblock tree: of small frames x264 makes it out of memory that it has not written.
+    """
     file = io.BytesIO()
+    options = {"crf": "10", "preset": "medium", "threads": "1", "x264-params": "no-mbtree=1"}
     with av.open(file, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": "10", "preset": "medium", "threads": "1"})
+        stream = container.add_stream("libx264", rate=fps, options=options)
         height, width = frames.shape[1] * scale, frames.shape[2] * scale
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.flags |= av.codec.context.Flags.bitexact

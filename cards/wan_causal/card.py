@@ -67,8 +67,8 @@ def text_to_video(
             guidance=Range(1, 1, 1),
             shift=SHIFT,
         ),
-        # the published loop is not run beside ours: its one chunk is diffusers' forward, the rest a plain loop over it
-        parity=ParitySpec(reference="diffusers.WanTransformer3DModel (Self-Forcing causal_inference.py)", rung="C0"),
+        # measured is one chunk against diffusers' forward; the published loop itself is not run beside ours
+        parity=ParitySpec(reference="Self-Forcing causal_inference.py over diffusers.WanTransformer3DModel", rung="C0"),
         output=output(checkpoint, bounded=bounded),
         program=Program(
             nodes=(

@@ -34,7 +34,7 @@ class EncodeText(Counted):
 
 
 class At(Struct, frozen=True):
-    """What a step does: `index` counts the denoising steps of its chunk. `last` says whether the chunk is."""
+    """What a step does, and to which chunk: `index` counts the chunk's steps, `last` says that none comes after it."""
 
     kind: str
     chunk: int
@@ -109,7 +109,9 @@ class Rollout(Counted):
 
     def _seen(self, tensors: dict[str, TensorRef], chunk: int) -> dict[str, TensorRef]:
         """The keys and values that a chunk reads."""
-        return _named(tensors, [f"kv/{one}" for one in chunks(visible(chunk, self._window, self._sink))])
+        return {
+            name: tensors[name] for name in (f"kv/{one}" for one in chunks(visible(chunk, self._window, self._sink)))
+        }
 
     def _read_later(self, state: LoopState) -> dict[str, TensorRef]:
         """What comes and goes, as far as the step to come or one after it reads it."""

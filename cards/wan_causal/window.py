@@ -1,7 +1,5 @@
 """Which earlier frames a chunk of frames attends to. Pure."""
 
-from collections.abc import Iterator
-
 CHUNK = 3
 """Latent frames that are denoised together, each attending to all of them (num_frame_per_block)."""
 
@@ -18,6 +16,6 @@ def visible(chunk: int, window: int, sink: int) -> list[int]:
     return [*range(sink), *range(start - (room - sink), start)]
 
 
-def chunks(frames: list[int]) -> Iterator[int]:
+def chunks(frames: list[int]) -> list[int]:
     """Those that the frames lie in, in order."""
-    return iter(sorted({frame // CHUNK for frame in frames}))
+    return sorted({frame // CHUNK for frame in frames})

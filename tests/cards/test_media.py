@@ -66,3 +66,17 @@ def test_a_still_is_one_frame() -> None:
 
     assert (image.format, image.size) == ("PNG", (128, 64))
     assert image.getpixel((64, 32)) == COLOURS[0]
+
+
+def test_small_frames_give_the_same_bytes_whatever_was_in_memory() -> None:
+    noise = np.random.default_rng(5)
+    waves = np.arange(33)[:, None, None, None] / 5 + np.arange(32)[:, None, None] / 7 + np.arange(48)[:, None] / 9
+    frames = (128 + 20 * np.sin(waves) + noise.integers(0, 40, (33, 32, 48, 3))).astype(np.uint8)
+
+    made = set()
+    for _ in range(8):
+        freed = [noise.bytes(int(size)) for size in noise.integers(100, 60_000, 20)]
+        del freed
+        made.add(media.mp4(frames, fps=16))
+
+    assert len(made) == 1

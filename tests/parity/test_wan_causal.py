@@ -235,7 +235,7 @@ async def test_what_cannot_be_continued_is_refused_in_words() -> None:
         running.workers[0].frozen = True
         running_now = (await running.client.submit(GenerationRequest(model="tiny", **REQUEST))).id
         assert "it must be completed" in await refused(running, continues=running_now)
-        cleared = Retention(steps_s=0.0, grace_s=0.0)
+        cleared = Retention(steps_s=0.0, grace_s=-1.0)
         await collect(world.journal, world.blobs, {}, cleared, now=world.clock.now() + 1, dry_run=False)
         assert "no longer stored" in await refused(running, continues=short)
 
