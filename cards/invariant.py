@@ -23,10 +23,15 @@ def row_by_row(model: "nn.Module", names: Iterable[str]) -> None:
             module.forward = _by_row(module.forward)
 
 
-def again(model: "nn.Module") -> None:
-    """Where a module that goes row by row was put into another one of its place, such as an adapter, that does too."""
-    names = [name for name, module in model.named_modules() if hasattr(module.forward, "of_a_row")]
-    row_by_row(model, {name.removesuffix(".base_layer") for name in names})
+def adapted(model: "nn.Module") -> None:
+    """Adapters were put around modules of it: those around one that goes row by row do so too, and the narrow products
+    of all of them, whose kernels mind the number of rows. Nothing, where no module goes row by row.
+    """
+    names = {name for name, module in model.named_modules() if hasattr(module.forward, "of_a_row")}
+    if names:
+        leaves = (name for name, module in model.named_modules() if not next(module.children(), None))
+        narrow = {name for name in leaves if ".lora_" in name}
+        row_by_row(model, narrow | {name.removesuffix(".base_layer") for name in names})
 
 
 def offenders(model: "nn.Module", call: Mapping[str, Any], rows: int) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ def _load(model: Any, digest: str, data: bytes, convert: Convert) -> None:
         if unknown := unfit(tensors, {name for name, _ in model.named_modules()}):
             raise BadLora(digest, f"fits no module of this model: {_some(unknown)}")
         model.load_lora_adapter(tensors, adapter_name=digest, metadata=_metadata(data), low_cpu_mem_usage=True)
-    invariant.again(model)
+    invariant.adapted(model)
 
 
 def _metadata(data: bytes) -> dict[str, Any] | None:

@@ -20,10 +20,11 @@ async def piecewise(family: Family, request: Mapping[str, Any], given: Mapping[s
         job_id = (await running.client.submit(asked, given=given or {})).id
     done = 0
     while True:
-        async with world.engine() as running:
+        async with world.engine(silent_s=60.0) as running:
             running.workers[0].hold_at = 2  # what follows the first step waits for ever
             while len(await running.client.checkpoints(job_id)) == done:
-                await anyio.sleep(0.001)
+                assert (failure := (await running.client.job(job_id)).failure) is None, failure
+                await anyio.sleep(0.01)
             done += 1
             if (await running.client.job(job_id)).terminal:
                 return await ended(running, job_id)
