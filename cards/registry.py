@@ -16,6 +16,7 @@ from cards.wire import ModelIdentity
 DEFAULT_FAMILIES = ("cards.shapes.family",)
 
 PIPELINES = {
+    "LTX2Pipeline": "cards.ltx2.family",
     "WanPipeline": "cards.wan.family",
 }
 """By the pipeline that a checkpoint's model index names: a module whose `open(model, checkpoint)` gives its family."""
