@@ -55,7 +55,7 @@ class ModalityGuidance(Struct, frozen=True, kw_only=True):
     scale: float
     """Away from the estimate without the prompt; 1 is not at all."""
     stg: float
-    """Away from that of a transformer with a block skipped (spatio-temporal guidance); 0 is not at all."""
+    """Away from that without the self-attention of a block (spatio-temporal guidance); 0 is not at all."""
     modality: float
     """Away from that of a modality which does not see the other; 1 is not at all."""
     rescale: float

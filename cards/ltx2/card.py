@@ -3,6 +3,7 @@
 from typing import Any
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from cards.card import (
     Canvas,
@@ -66,7 +67,7 @@ class Version(Struct, frozen=True, kw_only=True):
     steps: int
     """Of the guided recipe."""
     skipped: int
-    """The block that spatio-temporal guidance skips."""
+    """The block whose self-attention spatio-temporal guidance leaves out: the last one of a smaller model."""
     cross_timestep: bool
     """Whether a modality's cross-attention is modulated by the other's noise level."""
 
@@ -79,7 +80,9 @@ VERSIONS = {
 
 
 def version_of(checkpoint: Checkpoint) -> Version:
-    return VERSIONS[bool(_config(checkpoint, "transformer").get("cross_attn_mod"))]
+    config = _config(checkpoint, "transformer")
+    found = VERSIONS[bool(config.get("cross_attn_mod"))]
+    return replace(found, skipped=min(found.skipped, int(config.get("num_layers", 48)) - 1))
 
 
 def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, recipe: str) -> ModelCard:
@@ -91,7 +94,7 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, recip
     if distilled:
         _check_upsampler(checkpoint)
     loops = _loops(distilled)
-    version = version_of(checkpoint)
+    version, guidances = version_of(checkpoint), _guidances(checkpoint, recipe)
     return ModelCard(
         name=name,
         family="ltx2",
@@ -107,9 +110,9 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, recip
             },
             assumes_precision=precision,
             steps=Range(8, 8, 8) if distilled else Range(1, 1000, version.steps),
-            guidance=Range(1, 1, 1) if distilled else Range(1, 20, GUIDANCES[recipe]["video"].scale),
+            guidance=Range(1, 1, 1) if distilled else Range(1, 20, guidances["video"].scale),
             shift=1.0,
-            guidances=GUIDANCES[recipe],
+            guidances=guidances,
             sigmas=SIGMAS if distilled else UNSET,
         ),
         parity=ParitySpec(reference="diffusers.LTX2Pipeline", rung="C0"),
@@ -120,6 +123,14 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, recip
         ),
         prompt_limit=10_000,
     )
+
+
+def _guidances(checkpoint: Checkpoint, recipe: str) -> dict[str, ModalityGuidance]:
+    """Without spatio-temporal guidance where the transformer cannot leave out a block: it would cost a forward a step,
+    and change nothing.
+    """
+    able = _config(checkpoint, "transformer").get("perturbed_attn", False)
+    return {name: one if able else replace(one, stg=0.0) for name, one in GUIDANCES[recipe].items()}
 
 
 def _loops(distilled: bool) -> dict[str, LoopSpec]:

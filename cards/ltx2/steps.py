@@ -93,7 +93,7 @@ def decode_video(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     timestep = torch.zeros(1, device=latent.device, dtype=latent.dtype) if vae.config.timestep_conditioning else None
     video = vae.decode(latent, timestep, return_dict=False)[0]
     [frames] = pipeline.video_processor.postprocess_video(video, output_type="np")
-    return Made({"frames": torch.from_numpy((frames * 255).round().astype(np.uint8))})
+    return Made({"frames": torch.from_numpy((frames * 255).round().astype(np.uint8, order="C"))})
 
 
 def decode_audio(components: Components, plan: WorkPlan, reads: Reads) -> Made:

@@ -77,7 +77,7 @@ def vae() -> Any:
     from diffusers import AutoencoderKLLTX2Video
 
     made = AutoencoderKLLTX2Video(
-        latent_channels=4, block_out_channels=(4, 4, 4), decoder_block_out_channels=(4, 4, 4),
+        latent_channels=4, block_out_channels=(8, 8, 8), decoder_block_out_channels=(8, 8, 8),
         down_block_types=("LTX2VideoDownBlock3D",) * 3, layers_per_block=(1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1), spatio_temporal_scaling=(True, True, True),
         decoder_spatio_temporal_scaling=(True, True, True), decoder_inject_noise=(False,) * 4,
