@@ -32,6 +32,9 @@ PARTS = (
     "audio_vae",
     "vocoder",
 )
+TEXT_TOKENS = 1024
+"""What every prompt is padded or cut to, where the tokenizer has no lower limit."""
+
 UPSAMPLER = "latent_upsampler"
 UPSAMPLED = 2
 """How much wider and higher the second stage's video is than the first's."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from cards import media
 from cards.family import Artifact, Components, Made, StepBody
 from cards.ltx2 import guidance
+from cards.ltx2.card import TEXT_TOKENS
 from cards.solvers import SOLVERS
 from cards.wire import WorkPlan
 
@@ -44,7 +45,10 @@ def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     pipeline = _pipeline(components, "tokenizer", "text_encoder")
     negative = bool(plan.scalars["negative"])
     text, mask, negative_text, negative_mask = pipeline.encode_prompt(
-        str(plan.scalars["prompt"]), str(plan.scalars["negative_prompt"]), do_classifier_free_guidance=negative
+        str(plan.scalars["prompt"]),
+        str(plan.scalars["negative_prompt"]),
+        do_classifier_free_guidance=negative,
+        max_sequence_length=min(TEXT_TOKENS, pipeline.tokenizer.model_max_length),
     )
     if negative:
         text, mask = torch.cat([negative_text, text]), torch.cat([negative_mask, mask])

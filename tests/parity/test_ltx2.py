@@ -68,6 +68,7 @@ def settings(version: str, precision: str, recipe: str, **scales: float) -> dict
     return {
         "prompt": REQUEST["prompt"],
         "negative_prompt": REQUEST["negative_prompt"],
+        "max_sequence_length": 64,
         "num_frames": REQUEST["frames"],
         "frame_rate": 24.0,
         "guidance_scale": video.scale,

@@ -25,7 +25,7 @@ def tokenizer() -> Any:
     pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     vocab = {piece: index for index, piece in enumerate((*pieces, *string.ascii_lowercase))}
     made = GemmaTokenizer(vocab=vocab, merges=[])
-    made.model_max_length = 1024
+    made.model_max_length = 64
     return made
 
 
