@@ -74,6 +74,21 @@ class Experts(Struct, frozen=True, kw_only=True):
     guidance: float
 
 
+class ModalityGuidance(Struct, frozen=True, kw_only=True):
+    """How far the estimate of one modality is moved away from weaker ones. None has a default: what is left out would
+    be the library's to decide, and that changes with its version.
+    """
+
+    scale: float
+    """Away from the estimate without the prompt; 1 is not at all."""
+    stg: float
+    """Away from that without the self-attention of a block (spatio-temporal guidance); 0 is not at all."""
+    modality: float
+    """Away from that of a modality which does not see the other; 1 is not at all."""
+    rescale: float
+    """How much of the unguided estimate's standard deviation is given back; 0 is nothing."""
+
+
 class RecipeSpec(Struct, frozen=True, kw_only=True):
     """How the weights came to be, and what that binds them to.
 
@@ -92,6 +107,10 @@ class RecipeSpec(Struct, frozen=True, kw_only=True):
     experts: Experts | UnsetType = UNSET
     timesteps: tuple[int, ...] | UnsetType = UNSET
     """The only ones that the weights were made for, where that is so."""
+    guidances: dict[str, ModalityGuidance] | UnsetType = UNSET
+    """By modality."""
+    sigmas: dict[str, tuple[float, ...]] | UnsetType = UNSET
+    """By loop: the noise levels before each step, where the weights were made for these and no others."""
 
 
 class ParitySpec(Struct, frozen=True, kw_only=True):
@@ -135,6 +154,8 @@ class OutputSpec(Struct, frozen=True, kw_only=True):
     frames: int
     fps: int
     canvas: Canvas | UnsetType = UNSET
+    sample_rate: int | UnsetType = UNSET
+    """Of the sound, in Hz."""
 
 
 class Node(Struct, frozen=True, kw_only=True):

@@ -22,6 +22,8 @@ log = logging.getLogger("keyframe.cards")
 INDEX = "model_index.json"
 CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 CHUNK_BYTES = 1 << 24
+BESIDE = {"LTX2Pipeline": {"latent_upsampler": "ltx2"}}
+"""By pipeline: parts of another one that lie in the same directory, if anywhere, and the library of their class."""
 PRECISIONS: dict[str, Precision] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -118,7 +120,7 @@ def read(root: Path) -> Checkpoint:
         raise BadCheckpoint(root, f"{INDEX} does not say its _class_name")
     parts: dict[str, Part] = {}
     missing: list[str] = []
-    for name, (library, class_name) in _listed(index):
+    for name, (library, class_name) in (*_listed(index), *_beside(root, pipeline, index)):
         try:
             parts[name] = _part(name, library, class_name, root / name)
         except BadCheckpoint as error:
@@ -184,6 +186,12 @@ def _listed(index: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
     for name, value in index.items():
         if isinstance(value, list) and len(value) == 2 and all(isinstance(word, str) for word in value):
             yield name, (value[0], value[1])
+
+
+def _beside(root: Path, pipeline: str, index: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, library in BESIDE.get(pipeline, {}).items():
+        if name not in index and (config := root / name / "config.json").is_file():
+            yield name, (library, str(_json(config).get("_class_name")))
 
 
 def _part(name: str, library: str, class_name: str, folder: Path) -> Part:

@@ -17,6 +17,7 @@ from cards.wire import ModelIdentity
 DEFAULT_FAMILIES = ("cards.shapes.family",)
 
 PIPELINES = {
+    "LTX2Pipeline": "cards.ltx2.family",
     "Flux2KleinPipeline": "cards.flux2.family",
     "WanImageToVideoPipeline": "cards.wan.family",
     "WanPipeline": "cards.wan.family",

@@ -1,6 +1,10 @@
 """Clips and stills that other programs open."""
 
 import io
+import os
+import subprocess
+import sys
+import wave
 
 import av
 import numpy as np
@@ -80,3 +84,51 @@ def test_small_frames_give_the_same_bytes_whatever_was_in_memory() -> None:
         made.add(media.mp4(frames, fps=16))
 
     assert len(made) == 1
+
+
+def tone(seconds: float, rate: int = 16_000) -> media.Sound:
+    """440 Hz in the left ear, silence in the right."""
+    left = 0.5 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate), dtype=np.float32) / rate)
+    return media.Sound(media.pcm(np.stack([left, np.zeros_like(left)]).astype(np.float32)), rate)
+
+
+def test_a_sound_is_written_sample_for_sample() -> None:
+    sound = tone(0.1)
+
+    with wave.open(io.BytesIO(media.wav(sound))) as read:
+        assert (read.getframerate(), read.getnchannels(), read.getsampwidth()) == (16_000, 2, 2)
+        samples = np.frombuffer(read.readframes(read.getnframes()), "<i2").reshape(-1, 2)
+
+    np.testing.assert_array_equal(samples, sound.samples)
+    assert 16_300 < samples[:, 0].max() < 16_400
+    assert not samples[:, 1].any()
+
+
+def test_what_is_louder_than_a_sample_can_say_is_cut() -> None:
+    assert media.pcm(np.array([[2.0, -2.0, 0.5]], np.float32)).tolist() == [[32767], [-32767], [16383]]
+
+
+def test_a_clip_carries_its_sound() -> None:
+    with av.open(io.BytesIO(media.mp4(frames(), fps=12, sound=tone(7 / 12)))) as clip:
+        [video], [audio] = clip.streams.video, clip.streams.audio
+        assert (video.frames, audio.codec_context.name, audio.rate) == (7, "aac", 16_000)
+        heard = np.concatenate([frame.to_ndarray() for frame in clip.decode(audio)], axis=1)
+
+    assert heard.shape[1] == pytest.approx(7 / 12 * 16_000, abs=2048)
+    assert np.abs(heard[0]).max() > 0.4
+    assert np.abs(heard[1]).max() < 0.01
+
+
+def test_a_clips_bytes_do_not_hang_on_what_lay_in_memory_before() -> None:
+    code = """
+import hashlib, numpy
+from cards import media
+frames = numpy.random.default_rng(0).integers(0, 256, (17, 64, 64, 3), numpy.uint8)
+print(hashlib.blake2b(media.mp4(frames, fps=24)).hexdigest())
+"""
+    filled = [
+        subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "MALLOC_PERTURB_": byte})
+        for byte in ("1", "170")
+    ]
+
+    assert filled[0] == filled[1]
