@@ -143,7 +143,7 @@ def _loops(denoise: str, solver: str, interceptor: str, parts: tuple[str, ...], 
             semantics=denoise,
             components=components,
             snapshot_every=SNAPSHOT_EVERY if derives else UNSET,
-            points=("forward", "blocks"),
+            points=UNSET if LOW_NOISE in parts else ("forward", "blocks"),  # what one expert left is not the other's
             interceptors=enabled(interceptor),
         ),
         "decode_vae": LoopSpec(semantics="wan.decode_vae/1", components=("vae",), snapshot_every=1 << 30),

@@ -47,10 +47,7 @@ class Wan:
                 cfg=(*POLICIES,),
                 interceptor=CHOICES,
             )
-            if self._batched and options["interceptor"] != CHOICES[0]:
-                raise InvalidCard(
-                    model.name, "options.interceptor", "looks at one branch at a time: leave cfg sequential"
-                )
+            self._check_interceptor(model, options["interceptor"], LOW_NOISE in checkpoint.parts)
             self._solver, policy = options["solver"], POLICIES[options["cfg"]]
             self.card = video(model.name, checkpoint, precision, self._solver, policy, options["interceptor"])
             self.loops = loops(self.card, self._solver, policy)
@@ -58,6 +55,16 @@ class Wan:
         self._checkpoint = checkpoint
         self._precision = precision
         self._tokens = TokenLimit(checkpoint.parts["tokenizer"].folder, TEXT_TOKENS)
+
+    def _check_interceptor(self, model: Model, interceptor: str, experts: bool) -> None:
+        """Raises InvalidCard."""
+        field = "options.interceptor"
+        if interceptor != CHOICES[0] and self._batched:
+            raise InvalidCard(model.name, field, f"{interceptor} looks at one branch at a time; leave out cfg=batched")
+        if interceptor != CHOICES[0] and experts:
+            raise InvalidCard(
+                model.name, field, f"{interceptor} would give one expert what the other left; leave it out"
+            )
 
     def weights_digest(self) -> str:
         return digest(self._checkpoint.stamps(self._model.files))

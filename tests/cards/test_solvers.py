@@ -11,6 +11,7 @@ from cards.solvers import SOLVERS, FlowUniPC, UniPC, fresh
 from tests.parity import tiny
 
 STEPS = 7
+SHIFT = 3.0
 
 
 def official(steps: int, shift: float) -> tuple[Tensor, Tensor]:
@@ -25,7 +26,7 @@ def official(steps: int, shift: float) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("steps", "shift"), [(50, 3.0), (50, 5.0), (20, 8.0), (3, 3.0), (1, 5.0)])
 def test_flow_unipc_has_the_noise_levels_of_wans_own_scheduler(steps: int, shift: float) -> None:
-    made = fresh(tiny.unipc(shift=1.0), FlowUniPC(), steps, flow_shift=shift)
+    made = fresh(tiny.unipc(shift=1.0), FlowUniPC(), steps, shift)
 
     timesteps, sigmas = official(steps, shift)
     assert torch.equal(made.timesteps, timesteps)
@@ -33,8 +34,8 @@ def test_flow_unipc_has_the_noise_levels_of_wans_own_scheduler(steps: int, shift
 
 
 def test_they_are_not_those_of_diffusers() -> None:
-    ours = fresh(tiny.unipc(shift=3.0), FlowUniPC(), 50)
-    theirs = fresh(tiny.unipc(shift=3.0), UniPC(), 50)
+    ours = fresh(tiny.unipc(shift=3.0), FlowUniPC(), 50, 3.0)
+    theirs = fresh(tiny.unipc(shift=3.0), UniPC(), 50, 3.0)
 
     assert ours.timesteps[:3].tolist() == [999, 992, 985]
     assert theirs.timesteps[:3].tolist() == [999, 993, 986]
@@ -44,13 +45,13 @@ def test_they_are_not_those_of_diffusers() -> None:
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_step_of_a_new_scheduler_is_that_of_one_that_remembers(name: str) -> None:
     solver, template = SOLVERS[name], (tiny.euler if name == "euler" else tiny.unipc)()
-    stateful = fresh(template, solver, STEPS)
+    stateful = fresh(template, solver, STEPS, SHIFT)
     latent, outputs = noise(0), [noise(step + 1) for step in range(STEPS)]
     state: dict[str, Tensor] = {"latent": latent}
 
     for step, output in enumerate(outputs):
         assert {*state} == {"latent", *solver.remembers(step, STEPS)}
-        moved = solver.advance(fresh(template, solver, STEPS), step, state["latent"], output, state)
+        moved = solver.advance(fresh(template, solver, STEPS, SHIFT), step, state["latent"], output, state)
         latent = stateful.step(output, stateful.timesteps[step], latent, return_dict=False)[0]
         assert {*moved} == {"latent", *solver.remembers(step + 1, STEPS)}
         assert torch.equal(moved["latent"], latent), step
