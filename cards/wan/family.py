@@ -62,9 +62,7 @@ class Wan:
         if interceptor != CHOICES[0] and self._batched:
             raise InvalidCard(model.name, field, f"{interceptor} looks at one branch at a time; leave out cfg=batched")
         if interceptor != CHOICES[0] and experts:
-            raise InvalidCard(
-                model.name, field, f"{interceptor} would give one expert what the other left; leave it out"
-            )
+            raise InvalidCard(model.name, field, f"{interceptor} would hand what one expert left to the other")
 
     def weights_digest(self) -> str:
         return digest(self._checkpoint.stamps(self._model.files))
