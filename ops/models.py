@@ -78,6 +78,8 @@ def remove(settings: Settings, name: str) -> Model:
 
     def without(models: Models) -> Models:
         gone.append(named(settings, name))
+        if using := [other.name for other in models if other.is_workflow and name in other.options.values()]:
+            raise BadSettings(f"name: {name!r} is a stage of {', '.join(using)}; remove that first")
         return tuple(other for other in models if other.name != name)
 
     _change(settings, without)

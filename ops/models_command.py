@@ -5,9 +5,11 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
+import anyio
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -19,9 +21,9 @@ from cards.errors import CardError
 from cards.family import Family
 from cards.model import Model
 from cards.request import GenerationRequest, resolve
-from ops import models, models_shown, plan_shown
+from ops import models, models_shown, parity, plan_shown
 from ops.cli import settings_flags, settings_from
-from ops.errors import OpsError
+from ops.errors import BadSettings, OpsError
 from ops.plan import TFLOPS, plan
 from ops.settings import Settings
 from ops.tables import note, readable, show, show_json, show_one
@@ -40,7 +42,13 @@ def add(commands: Any) -> None:
     group = commands.add_parser("models", help=what, description=what).add_subparsers(required=True, metavar="COMMAND")
     new = _command(group, "add", _add, "check a checkpoint directory and register it under a name")
     new.add_argument("name")
-    new.add_argument("folder", type=Path, metavar="DIR", help="as `save_pretrained` of a diffusers pipeline wrote it")
+    new.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="as `save_pretrained` of a diffusers pipeline wrote it; none for a workflow: options name its stages",
+    )
     new.add_argument("--precision", choices=get_args(Precision), help="of the modules (default: as stored)")
     new.add_argument("--option", type=option, action="append", default=[], metavar="KEY=VALUE", help="as solver=euler")
     new.add_argument("--replace", action="store_true", help="register a name again")
@@ -51,6 +59,13 @@ def add(commands: Any) -> None:
         ("remove", _remove, "forget a registration; no file of the checkpoint is touched"),
     ):
         _command(group, name, run, what).add_argument("name")
+    compared = _command(group, "parity", _parity, "run one job and the reference beside it, and log what was equal")
+    compared.add_argument("name")
+    compared.add_argument("--prompt", default="a cat and a dog baking a cake together in a kitchen")
+    compared.add_argument("--size", metavar="WxH")
+    for name in ("frames", "steps", "seed"):
+        compared.add_argument(f"--{name}", type=int, metavar="N")
+    compared.add_argument("--guidance", type=float, metavar="X")
     planned = _command(group, "plan", _plan, "what a job would take: bytes, work and time, without loading weights")
     planned.add_argument("name")
     planned.add_argument("--size", metavar="WxH")
@@ -90,6 +105,9 @@ def _command(group: Any, name: str, run: Run, what: str) -> argparse.ArgumentPar
 
 def _add(arguments: argparse.Namespace, settings: Settings) -> None:
     models.check_name(settings, arguments.name, replace=arguments.replace)
+    if arguments.folder is None:
+        _add_workflow(arguments, settings)
+        return
     model = Model(
         name=arguments.name,
         folder=str(arguments.folder.absolute()),
@@ -111,11 +129,21 @@ def _add(arguments: argparse.Namespace, settings: Settings) -> None:
     note(AT_START.format(name=model.name))
 
 
+def _add_workflow(arguments: argparse.Namespace, settings: Settings) -> None:
+    model = Model(name=arguments.name, folder="", options=dict(arguments.option))
+    there = [other for other in models.read_models(settings) if other.name != model.name]
+    family = registry.load((), (*there, model))[model.name]
+    models.put(settings, model, replace=arguments.replace)
+    facts = {"registered": model.name, "card": family.card.digest, "weights": family.weights_digest()}
+    show_one(facts, as_json=arguments.json)
+    note(AT_START.format(name=model.name))
+
+
 def _list(arguments: argparse.Namespace, settings: Settings) -> None:
     rows = []
     for model in models.read_models(settings):
         try:
-            found, family = opened(model)
+            found, family = _looked_at(settings, model)
             rows.append(models_shown.row(model, found, family))
         except (CardError, OSError) as error:
             rows.append(models_shown.row(model, None, None, str(error)))
@@ -132,17 +160,40 @@ def _show_all(facts: dict[str, Any], *tables: str) -> None:
 
 def _show(arguments: argparse.Namespace, settings: Settings) -> None:
     model = models.named(settings, arguments.name)
-    found, family = opened(model)
-    facts = models_shown.model(model, found, family)
+    found, family = _looked_at(settings, model)
+    facts = models_shown.model(model, found, family) | {"measured": _measured(settings, family)}
     if arguments.json:
         show_json(facts)
         return
-    _show_all(facts, "components", "loops")
+    _show_all(facts, *(("components",) if found else ()), "loops")
+
+
+def _parity(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Raises Differs if an output has other bytes."""
+    asked = {name: getattr(arguments, name) for name in ("prompt", "size", "frames", "steps", "seed", "guidance")}
+    found = anyio.run(parity.measure, settings, models.named(settings, arguments.name).name, asked)
+    rows = [{"output": name, "equal": equal} for name, equal in found.outputs.items()]
+    show(rows, as_json=arguments.json)
+    if not found.equal:
+        differ = ", ".join(name for name, equal in found.outputs.items() if not equal)
+        raise Differs(f"{found.model.name} is not {found.reference} here: {differ} differs (job {found.job})")
+    note(f"{found.rung}: the same bytes as {found.reference}; in the log of job {found.job} and of the model")
+
+
+def _measured(settings: Settings, family: Family) -> str:
+    """What the log has of this card and these weights."""
+    found = anyio.run(parity.known, settings, registry.identity(family))
+    if found is None:
+        return "nothing yet: engine models parity measures it"
+    when = datetime.fromtimestamp(found.measured_at, tz=UTC).isoformat(timespec="seconds")
+    if not found.equal:
+        return f"not equal to {found.reference} at {when}, job {found.job}"
+    return f"{found.rung} with {found.reference} at {when}, job {found.job}: {found.fingerprint}"
 
 
 def _check(arguments: argparse.Namespace, settings: Settings) -> None:
     """Raises Differs, once it has shown which files do."""
-    model = models.named(settings, arguments.name)
+    model = _directory(settings, arguments.name)
     names = sorted(model.files)
     if absent := [name for name in names if not (model.root / name).is_file()]:
         there: Stamps = {}
@@ -177,7 +228,7 @@ def _remove(arguments: argparse.Namespace, settings: Settings) -> None:
 
 def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
     """Raises InvalidRequest for what the model does not make."""
-    model = models.named(settings, arguments.name)
+    model = _directory(settings, arguments.name)
     _, family = opened(model)
     asked = {name: getattr(arguments, name) for name in ("size", "frames", "steps", "guidance")}
     request = resolve(GenerationRequest(model=model.name, prompt="any", seed=0, **asked), family.card, random.Random())
@@ -191,6 +242,22 @@ def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
 def opened(model: Model) -> tuple[Checkpoint, Family]:
     """A directory and what its card makes of it, checked as at an engine's start. Raises CardError."""
     return checkpoint.read(model.root), registry.load((), (model,))[model.name]
+
+
+def _looked_at(settings: Settings, model: Model) -> tuple[Checkpoint | None, Family]:
+    """The same of a workflow too, which has no directory of its own. Raises CardError."""
+    if model.is_workflow:
+        return None, registry.load((), models.read_models(settings))[model.name]
+    return opened(model)
+
+
+def _directory(settings: Settings, name: str) -> Model:
+    """Raises BadSettings."""
+    model = models.named(settings, name)
+    if model.is_workflow:
+        stages = ", ".join(model.options.values())
+        raise BadSettings(f"name: {name!r} is a workflow and has no directory; its stages have: {stages}")
+    return model
 
 
 def _digests(found: Checkpoint) -> Stamps:

@@ -34,7 +34,8 @@ def directory(found: Checkpoint) -> dict[str, Any]:
 
 def identity(model: Model, family: Family) -> dict[str, Any]:
     """What an engine and its workers must have the same of. `weights` is of the files as they were registered."""
-    return {"card": family.card.digest, "weights": checkpoint.digest(model.files)}
+    weights = family.weights_digest() if model.is_workflow else checkpoint.digest(model.files)
+    return {"card": family.card.digest, "weights": weights}
 
 
 def row(model: Model, found: Checkpoint | None, family: Family | None, problem: str | None = None) -> dict[str, Any]:
@@ -43,13 +44,13 @@ def row(model: Model, found: Checkpoint | None, family: Family | None, problem: 
         "task": family.card.task if family else None,
         "precision": family.card.recipe.assumes_precision if family else model.precision,
         "bytes": found.nbytes if found else None,
-        "weights": checkpoint.digest(model.files)[:16],
+        "weights": identity(model, family)["weights"][:16] if family else None,
         "folder": model.folder,
         "problem": problem or _touched(model),
     }
 
 
-def model(model: Model, found: Checkpoint, family: Family) -> dict[str, Any]:
+def model(model: Model, found: Checkpoint | None, family: Family) -> dict[str, Any]:
     """A card as people ask of it, and where its weights lie."""
     card = family.card
     return {
@@ -68,7 +69,7 @@ def model(model: Model, found: Checkpoint, family: Family) -> dict[str, Any]:
         "parity": f"{card.parity.rung} with {card.parity.reference}, tolerance {card.parity.tolerance:g}",
         "folder": model.folder,
         "problem": _touched(model),
-        **directory(found),
+        **(directory(found) if found else {}),
         "loops": [
             {
                 "node": node.name,

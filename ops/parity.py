@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio.to_thread
+from msgspec.structs import replace
 
 from cards import codec, registry
 from cards.family import Family, Referenced
 from cards.request import GenerationRequest, ResolvedRequest
+from cards.wire import ModelIdentity
 from engine.clock import WallClock
 from engine.job import Job, State
-from engine.parity import ParityMeasured, record
+from engine.parity import ParityMeasured, measured, record
 from ops.errors import JobEnded, OpsError
 from ops.models import families_of
 from ops.serve import running
@@ -23,7 +25,11 @@ async def measure(settings: Settings, model: str, fields: Mapping[str, Any]) -> 
     family = registry.find(families_of(settings), model)
     if not isinstance(family, Referenced):
         raise OpsError(f"{model} has no reference that runs here; its card names {family.card.parity.reference}")
-    async with running(settings) as serving:
+    if family.card.inputs and any(spec.required for spec in family.card.inputs.values()):
+        raise OpsError(
+            f"{model} takes more than words ({', '.join(family.card.inputs)}), which this command cannot give it"
+        )
+    async with running(replace(settings, port=0)) as serving:
         client = serving.client
         job = await client.submit(GenerationRequest(model=model, **fields))
         async for _ in client.watch(job.id):
@@ -37,6 +43,14 @@ async def measure(settings: Settings, model: str, fields: Mapping[str, Any]) -> 
     async with open_journal(settings.store_url) as journal:
         await record(journal, found)
     return found
+
+
+async def known(settings: Settings, model: ModelIdentity) -> ParityMeasured | None:
+    """The last that was measured of this card and these weights. Raises StoreError."""
+    if settings.store_file is not None and not settings.store_file.is_file():
+        return None
+    async with open_journal(settings.store_url, writable=False) as journal:
+        return next((one for one in reversed(await measured(journal, model.name)) if one.model == model), None)
 
 
 def _reference(family: Referenced, request: ResolvedRequest, threads: int) -> dict[str, str]:
