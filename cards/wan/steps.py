@@ -3,6 +3,7 @@
 B batch, L tokens, D width, C latent channels, F latent frames, H W latent height and width, T frames, H' W' pixels.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,7 +18,7 @@ from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
 from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.solvers import SOLVERS, fresh
-from cards.wan.card import TEXT_TOKENS, scale_of
+from cards.wan.card import LEAST_TOKENS, TEXT_TOKENS, scale_of
 from cards.wire import Scalar, WorkPlan
 
 Reads = Mapping[str, Tensor]
@@ -50,7 +51,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     policy = GUIDANCE[str(plan.scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}
     with _adapted(transformer, plan, reads):
-        if policy.together:
+        if policy.together and _tokens(transformer, latent_BCFHW) >= LEAST_TOKENS:
             latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
             rows = _velocity(transformer, latents, t_B, torch.cat([*texts.values()]))
             outputs = dict(zip(texts, rows.split(1), strict=True))
@@ -130,6 +131,11 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
         shape, generator=torch.Generator().manual_seed(int(scalars["seed"])), dtype=torch.float32
     )
     return noise
+
+
+def _tokens(transformer: Any, latent_BCFHW: Tensor) -> int:
+    patch: int = math.prod(transformer.config.patch_size)
+    return latent_BCFHW[0, 0].numel() // patch
 
 
 def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextManager[None]:
