@@ -47,6 +47,11 @@ BY_ROW = (
 """The transformer's modules that are not batch invariant on a CPU, as `cards.invariant.offenders` finds them; the two
 activations are so at widths that are no multiple of a vector."""
 
+LEAST_TOKENS = 64
+"""From which on two samples share a forward. Of six tokens a sample no matrix product is batch invariant, of twelve all
+were; a clip of one frame at 480p has 1560.
+"""
+
 SNAPSHOT_EVERY = 8
 """A step of UniPC leaves four latents; its own output is half of one, and the rest follows from it."""
 

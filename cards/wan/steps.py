@@ -3,6 +3,7 @@
 B batch, L tokens, D width, C latent channels, F latent frames, H W latent height and width, T frames, H' W' pixels.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,7 +19,7 @@ from cards.family import Artifact, Components, Made, StepBody
 from cards.folding import MADE
 from cards.forward import Through, whole
 from cards.solvers import SOLVERS, fresh
-from cards.wan.card import LOW_NOISE, TEXT_TOKENS, scale_of
+from cards.wan.card import LEAST_TOKENS, LOW_NOISE, TEXT_TOKENS, scale_of
 from cards.wan.forward import WanForward
 from cards.wan.loops import GUIDANCE
 from cards.wire import Scalar, WorkPlan
@@ -81,7 +82,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Throu
     texts = {branch: reads[branch] for branch in policy.branches(scalars)}
     seen = reads.get("image_tokens")
     with _adapted(transformer, plan, reads) if expert == "transformer" else nullcontext():
-        if policy.together:
+        if policy.together and _tokens(transformer, latent_BCFHW) >= LEAST_TOKENS:
             latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
             rows = _forward(transformer, latents, t_B, torch.cat([*texts.values()]), seen).whole()
             outputs = dict(zip(texts, rows.split(1), strict=True))
@@ -186,6 +187,11 @@ def _expert(scheduler: Any, plan: WorkPlan) -> tuple[str, Scalar]:
     boundary = float(scalars["boundary"]) * scheduler.config.num_train_timesteps
     high_noise = bool(scheduler.timesteps[plan.step] >= boundary)
     return ("transformer", scalars["guidance"]) if high_noise else (LOW_NOISE, scalars["guidance_2"])
+
+
+def _tokens(transformer: Any, latent_BCFHW: Tensor) -> int:
+    patch: int = math.prod(transformer.config.patch_size)
+    return latent_BCFHW[0, 0].numel() // patch
 
 
 def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextManager[None]:
