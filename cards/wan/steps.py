@@ -79,7 +79,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Throu
     latent_BCFHW = latent_BCFHW.to(transformer.dtype)
     scalars = {**plan.scalars, "guidance": scale}
     policy = GUIDANCE[str(scalars["policy"])]
-    texts = {branch: reads[branch] for branch in policy.branches(scalars)}
+    texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}  # whether at all, the request says
     seen = reads.get("image_tokens")
     with _adapted(transformer, plan, reads) if expert == "transformer" else nullcontext():
         if policy.together and _tokens(transformer, latent_BCFHW) >= LEAST_TOKENS:
