@@ -131,7 +131,12 @@ async def test_two_experts_may_start_from_an_image_that_no_encoder_sees(precisio
 def test_a_request_without_an_image_or_with_another_input_is_told_what_is_taken() -> None:
     for folder, given, field, message in (
         (tiny_wan.from_image(), {}, "image", r"is missing: tiny needs one \(image\)"),
-        (tiny_wan.from_image(), GIVEN | {"video": GIVEN["image"]}, "video", "tiny takes no such input; it takes image"),
+        (
+            tiny_wan.from_image(),
+            GIVEN | {"video": GIVEN["image"]},
+            "video",
+            "tiny takes no such input; it takes: image, lora",
+        ),
         (tiny.wan(), GIVEN, "image", "tiny takes no such input; it takes none"),
     ):
         with pytest.raises(InvalidRequest, match=message) as refused:

@@ -121,5 +121,7 @@ async def test_a_few_tokens_do_not_share_a_forward() -> None:
 def test_an_option_that_is_not_there_is_told_of_those_that_are() -> None:
     with pytest.raises(InvalidCard, match=r"options\.cfg: 'parallel' is none of batched, sequential"):
         family(tiny.wan(), "float32", cfg="parallel")
-    with pytest.raises(InvalidCard, match=r"options\.guess: there is none; there are: solver, recipe, cfg"):
+    with pytest.raises(
+        InvalidCard, match=r"options\.guess: there is none; there are: loop, solver, recipe, cfg, interceptor"
+    ):
         family(tiny.wan(), "float32", guess="x")
