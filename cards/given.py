@@ -15,6 +15,7 @@ from cards.wire import TensorRef
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 1 << 26
 
 
@@ -41,14 +42,14 @@ def encoded(field: str, text: str) -> bytes:
 def picture(field: str, data: bytes) -> Given:
     """An image file as uint8 (H, W, 3). Raises InvalidRequest."""
     import numpy as np
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise InvalidRequest(field, f"has {image.width}x{image.height} pixels; up to {MOST_PIXELS} are taken")
-            pixels: NDArray[np.uint8] = np.asarray(image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+            pixels: NDArray[np.uint8] = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InvalidRequest(field, "is no image that can be read; send a PNG, JPEG or WebP file") from error
     return Given(*codec.encode_array(pixels))
 

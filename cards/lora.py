@@ -34,6 +34,8 @@ MOST = 8
 PREFIX = "transformer."
 METADATA = "lora_adapter_metadata"
 """Where diffusers keeps the adapter's configuration in a file."""
+TRAINED = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "use_rslora", "use_dora", "lora_bias")
+"""What of it says how the adapter acts; the rest is of its training."""
 
 Convert: TypeAlias = "Callable[..., tuple[dict[str, Tensor], Any]]"
 """A pipeline's `lora_state_dict`: the formats that it knows, as that of diffusers."""
@@ -196,13 +198,16 @@ def _load(model: Any, digest: str, data: bytes, convert: Convert) -> None:
         if unknown := unfit(tensors, {name for name, _ in model.named_modules()}):
             raise BadLora(digest, f"fits no module of this model: {_some(unknown)}")
         model.load_lora_adapter(tensors, adapter_name=digest, metadata=_metadata(data), low_cpu_mem_usage=True)
+    model.eval()  # an adapter comes with a dropout that is on
     invariant.adapted(model)
 
 
 def _metadata(data: bytes) -> dict[str, Any] | None:
     header = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])
     raw = header.get("__metadata__", {}).get(METADATA)
-    return json.loads(raw) if raw else None
+    if not raw:
+        return None
+    return {key: value for key, value in json.loads(raw).items() if key.rpartition(".")[2] in TRAINED}
 
 
 def _forget_others(model: Any, stack: Collection[str]) -> None:

@@ -121,5 +121,8 @@ def fresh(template: Any, solver: Solver, steps: int, shift: float) -> Any:
 
 SOLVERS: Mapping[str, Solver] = {"euler": Euler(), "unipc": UniPC(), "flow_unipc": FlowUniPC()}
 
-DEFAULTS = {"FlowMatchEulerDiscreteScheduler": "euler", "UniPCMultistepScheduler": "unipc"}
-"""The solver of a checkpoint's scheduler."""
+OF_SCHEDULER: Mapping[str, tuple[str, ...]] = {
+    "FlowMatchEulerDiscreteScheduler": ("euler",),
+    "UniPCMultistepScheduler": ("unipc", "flow_unipc"),
+}
+"""The solvers that a checkpoint's scheduler can be; the first is the one that it is."""

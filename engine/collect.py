@@ -6,6 +6,7 @@ the grace. Whoever comes to rely on old bytes again (a fork, a step that makes t
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import anyio.to_thread
@@ -83,12 +84,13 @@ async def collect(
     going = old if dry_run else [job for job in old if await purge(journal, job)]
     if not dry_run:
         for cut_off in await journal.purging():
-            await journal.purge(cut_off, expected=-1, epoch=-1)
+            with suppress(StreamConflict):  # whoever began it has ended it meanwhile
+                await journal.purge(cut_off, expected=-1, epoch=-1)
     progress("marking")
     live = await mark(journal, registry, retention, now=now, without=frozenset(going))
     progress("sweeping")
-    inline = await _sweep_inline(journal, live, retention.grace_s, dry_run=dry_run)
     await anyio.to_thread.run_sync(partial(_check_holds, blobs, now, dry_run=dry_run))  # marking takes its time
+    inline = await _sweep_inline(journal, live, retention.grace_s, dry_run=dry_run)
     sweep = partial(blobs.sweep, live, grace_s=retention.grace_s, now=now, dry_run=dry_run)
     stored = await anyio.to_thread.run_sync(sweep)
     return Collected(purged=tuple(going), inline=inline, stored=stored, live=len(live))

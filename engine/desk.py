@@ -118,7 +118,13 @@ class Desk:
             return done
         except DrivenElsewhere as elsewhere:
             engine = elsewhere.engine
-        return msgspec.msgpack.decode(await self._relay.ask(engine, verb, job_id, arguments), type=kind)
+        answer = await self._relay.ask(engine, verb, job_id, arguments)
+        try:
+            return msgspec.msgpack.decode(answer, type=kind)
+        except msgspec.DecodeError as error:
+            raise StoreTrouble(
+                f"engine {engine} has done it and answers in words of another version: {error}"
+            ) from error
 
     async def _perform(self, asked: VerbAsked) -> object:
         """What another engine asks for, if this is the one to do it. Raises as the verb does, and Overtaken."""

@@ -111,12 +111,15 @@ class Operator:
         def pin(actor: JobActor) -> list[JobEvent]:
             if actor.epoch != log.epoch:  # it may have been rewound, and the step be another one
                 raise Overtaken(f"job {job_id} has changed hands")
-            return verbs.pin(actor.job, step, reason)
+            return verbs.pin(actor.job, step, reason, driven=self._ledger.drives(actor))
 
         return await self._do(job_id, pin)
 
     async def unpin(self, job_id: str, step: int) -> Operated:
-        return await self._do(job_id, lambda actor: verbs.unpin(actor.job, step))
+        def unpin(actor: JobActor) -> list[JobEvent]:
+            return verbs.unpin(actor.job, step, driven=self._ledger.drives(actor))
+
+        return await self._do(job_id, unpin)
 
     async def move_away(self, job_id: str, version: int, to: str) -> Operated:
         """Its log up to `version` has been written to a file, and goes on in another store. Raises GoneOn too."""

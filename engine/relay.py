@@ -172,7 +172,12 @@ class Relay:
 
     async def _do(self, name: str) -> None:
         try:
-            asked = await self._last(name)
+            try:
+                asked = await self._last(name)
+            except msgspec.DecodeError as error:
+                await self._say(name, 1, VerbTakenUp())
+                await self._say(name, 2, self._cannot(f"cannot read what is asked: {error}"))
+                return
             if isinstance(asked, VerbAsked):
                 await self._say(name, 1, VerbTakenUp())
                 log.info("%s, as engine %s asks", asked.verb, asked.by, extra={"job": asked.job})
@@ -195,6 +200,14 @@ class Relay:
             return VerbAnswered(result=_encode(await self._perform(asked)))
         except EngineError as error:
             return VerbAnswered(refused=refused(error))
+        except (
+            Exception
+        ) as error:  # what an engine of another version asks for may be anything: it ends nobody's engine
+            log.exception("%s, as engine %s asks, has failed", asked.verb, asked.by, extra={"job": asked.job})
+            return self._cannot(f"failed at it: {type(error).__name__}: {error}")
+
+    def _cannot(self, problem: str) -> VerbAnswered:
+        return VerbAnswered(refused=refused(StoreTrouble(f"engine {self._engine} {problem}")))
 
     # -- the stream ---------------------------------------------------------------------------------------------
 

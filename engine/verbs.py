@@ -111,14 +111,23 @@ def rewind(job: Job, to_step: int, standing: Standing, reason: str) -> list[JobE
     return [JobTerminated(reason="rewound"), rewound] if job.state is State.CANCELLING else [rewound]
 
 
-def pin(job: Job, step: int, reason: str) -> list[JobEvent]:
+def pin(job: Job, step: int, reason: str, *, driven: bool) -> list[JobEvent]:
     check("pin", job)
-    return [] if step in job.pins else [StepPinned(step=step, reason=reason)]
+    return [] if step in job.pins else _in_passing(job, StepPinned(step=step, reason=reason), driven=driven)
 
 
-def unpin(job: Job, step: int) -> list[JobEvent]:
+def unpin(job: Job, step: int, *, driven: bool) -> list[JobEvent]:
     check("unpin", job)
-    return [StepUnpinned(step=step)] if step in job.pins else []
+    return _in_passing(job, StepUnpinned(step=step), driven=driven) if step in job.pins else []
+
+
+def _in_passing(job: Job, event: JobEvent, *, driven: bool) -> list[JobEvent]:
+    """What changes nothing of a job's course. Who writes it has the log from then on: one that ran, and is not `driven`
+    here, goes on once somebody has claimed it, and a cancel that nobody is at is done.
+    """
+    if driven or job.state not in (State.RUNNING, State.CANCELLING):
+        return [event]
+    return [event, JobCancelled()] if job.state is State.CANCELLING else [JobReleased(engine=job.owner or ""), event]
 
 
 def move_away(job: Job, to: str) -> list[JobEvent]:

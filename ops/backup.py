@@ -132,7 +132,7 @@ def _digests(page: Page) -> Iterator[str]:
         return
     body = page.columns.index("body")
     for row in page.rows:
-        with suppress(msgspec.DecodeError, TypeError):  # somebody has altered it: it names nothing
+        with suppress(msgspec.DecodeError, TypeError, RecursionError):  # somebody has altered it: it names nothing
             yield from _called_digest(msgspec.msgpack.decode(row[body]))
 
 

@@ -50,7 +50,9 @@ def add(commands: Any) -> None:
         help="as `save_pretrained` of a diffusers pipeline wrote it; none for a workflow: options name its stages",
     )
     new.add_argument("--precision", choices=get_args(Precision), help="of the modules (default: as stored)")
-    new.add_argument("--option", type=option, action="append", default=[], metavar="KEY=VALUE", help="as solver=euler")
+    new.add_argument(
+        "--option", type=option, action="append", default=[], metavar="KEY=VALUE", help="as solver=flow_unipc"
+    )
     new.add_argument("--replace", action="store_true", help="register a name again")
     _command(group, "list", _list, "the registered checkpoints")
     for name, run, what in (

@@ -23,7 +23,7 @@ from store.open import open_journal
 async def measure(settings: Settings, model: str, fields: Mapping[str, Any]) -> ParityMeasured:
     """Run both and write down what was found. Raises UnknownModel, InvalidRequest, JobEnded, OpsError, StoreError."""
     family = registry.find(families_of(settings), model)
-    if not isinstance(family, Referenced):
+    if not isinstance(family, Referenced) or not family.card.parity.reference.startswith("diffusers."):
         raise OpsError(f"{model} has no reference that runs here; its card names {family.card.parity.reference}")
     if family.card.inputs and any(spec.required for spec in family.card.inputs.values()):
         raise OpsError(

@@ -56,6 +56,6 @@ def metadata_of(value: object) -> dict[str, str] | None:
     if isinstance(value, bytes):
         try:
             value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
     return value if isinstance(value, dict) else None

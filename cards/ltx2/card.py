@@ -112,7 +112,7 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, recip
                 name: spec.semantics for name, spec in loops.items() if name in ("base", "refine", "denoise")
             },
             assumes_precision=precision,
-            steps=Range(8, 8, 8) if distilled else Range(1, 1000, version.steps),
+            steps=Range(8, 8, 8) if distilled else Range(2, 1000, version.steps),  # of 1 the level is NaN
             guidance=Range(1, 1, 1) if distilled else Range(1, 20, guidances["video"].scale),
             shift=1.0,
             guidances=guidances,

@@ -174,12 +174,11 @@ def scale_of(vae: dict[str, Any]) -> tuple[int, int]:
     return int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
 
 
-def solver_of(checkpoint: Checkpoint) -> str:
-    """The solver that the checkpoint was published with. Raises BadCheckpoint."""
+def solvers_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Those that the checkpoint's scheduler can be, first the one that it was published with. Raises BadCheckpoint."""
     checkpoint.require("scheduler")
     scheduler = checkpoint.parts["scheduler"]
-    if scheduler.class_name not in solvers.DEFAULTS:
-        raise BadCheckpoint(
-            scheduler.folder, f"{scheduler.class_name} is no solver here; there are {', '.join(solvers.DEFAULTS)}"
-        )
-    return solvers.DEFAULTS[scheduler.class_name]
+    known = solvers.OF_SCHEDULER
+    if scheduler.class_name not in known:
+        raise BadCheckpoint(scheduler.folder, f"{scheduler.class_name} is no solver here; there are {', '.join(known)}")
+    return known[scheduler.class_name]

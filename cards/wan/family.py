@@ -14,10 +14,9 @@ from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
 from cards.sizes import LoopSizes
-from cards.solvers import SOLVERS
 from cards.tokens import TokenLimit
 from cards.wan import dmd
-from cards.wan.card import BY_ROW, LOW_NOISE, POLICIES, TEXT_TOKENS, solver_of, video
+from cards.wan.card import BY_ROW, LOW_NOISE, POLICIES, TEXT_TOKENS, solvers_of, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 from cards.wan_causal.family import WanCausal
@@ -42,7 +41,7 @@ class Wan:
         else:
             options = model.choose(
                 loop=LOOPS,
-                solver=(solver_of(checkpoint), *SOLVERS),
+                solver=solvers_of(checkpoint),
                 recipe=("base", "dmd"),
                 cfg=(*POLICIES,),
                 interceptor=CHOICES,

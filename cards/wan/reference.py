@@ -23,6 +23,8 @@ def outputs(root: Path, precision: Precision, request: ResolvedRequest, card: Mo
     pipeline.set_progress_bar_config(disable=True)
     pipeline.scheduler = shifted(pipeline.scheduler, card.output.canvas.shift(width, height))
 
+    experts = card.recipe.experts
+
     def run(output_type: str) -> Any:
         return pipeline(
             prompt=request.prompt,
@@ -32,6 +34,7 @@ def outputs(root: Path, precision: Precision, request: ResolvedRequest, card: Mo
             num_frames=frames,
             num_inference_steps=request.steps,
             guidance_scale=request.guidance,
+            guidance_scale_2=experts.guidance if experts else None,
             max_sequence_length=TEXT_TOKENS,
             generator=torch.Generator().manual_seed(request.seed),
             output_type=output_type,

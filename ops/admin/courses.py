@@ -15,7 +15,7 @@ from ops.errors import BadSettings
 from ops.settings import Settings
 from ops.tables import show_one
 
-WORDS = ("prompt", "negative_prompt")
+WORDS = ("prompt", "negative_prompt", "size")
 """What is taken as it stands; everything else is JSON."""
 
 ALLOWED = {
@@ -24,6 +24,8 @@ ALLOWED = {
     "seed": "a whole number",
     "steps": "a whole number",
     "guidance": "a number such as 7.5",
+    "size": "a width and a height such as 832x480",
+    "frames": "a whole number",
     "preview_every": "a whole number",
     "priority": "a whole number",
     "metadata": 'an object of texts such as {"user": "ada"}',

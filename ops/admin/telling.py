@@ -10,9 +10,10 @@ from store.journal import Event
 
 
 def told(event: Event, *columns: str) -> dict[str, Any]:
-    """Some of its columns, and what it says."""
+    """Some of its columns, and what it says. Streams that are no job's (`ask/`, `parity/`) have words of their own."""
     try:
-        data: Any = msgspec.to_builtins(facts.decode(event))
-    except HistoryError as error:
+        ours = event.stream.startswith("job/")
+        data: Any = msgspec.to_builtins(facts.decode(event) if ours else msgspec.msgpack.decode(event.body))
+    except (HistoryError, msgspec.DecodeError, RecursionError) as error:
         data = {"unreadable": str(error)}
     return {name: getattr(event, name) for name in columns} | {"data": data}

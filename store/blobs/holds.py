@@ -37,9 +37,10 @@ def held(blobs: Blobs, now: Callable[[], float]) -> Iterator[Callable[[], None]]
         nonlocal marked
         if marked and _end(marked) - now() > HOLD_S / 2:
             return
-        before, marked = marked, f"{HOLD}{now() + HOLD_S:.0f}-{token}"
+        before, following = marked, f"{HOLD}{now() + HOLD_S:.0f}-{token}"
         with suppress(StoreUnavailable):  # who may only read there goes without
-            blobs.mark(marked)
+            blobs.mark(following)
+            marked = following
             if before:
                 blobs.unmark(before)
 
@@ -48,7 +49,8 @@ def held(blobs: Blobs, now: Callable[[], float]) -> Iterator[Callable[[], None]]
         yield renew
     finally:
         with suppress(StoreUnavailable):
-            blobs.unmark(marked)
+            if marked:
+                blobs.unmark(marked)
 
 
 def _end(mark: str) -> float:

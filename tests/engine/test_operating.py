@@ -617,3 +617,23 @@ async def test_a_caller_that_goes_away_changes_nothing() -> None:
 
         assert (await running.client.job(job.id)).state in (State.PAUSED, State.COMPLETED)
         await assert_unharmed(running)
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.CANCELLING])
+async def test_a_pin_of_a_job_that_a_dead_engine_left_ends_nobodys_engine(state: State) -> None:
+    world = World()
+    async with world.engine() as running:
+        running.workers[0].hold_at = 4
+        job = (await running.client.submit(request(steps=6))).id
+        await running.until(lambda: running.engine.steps >= 3)
+        if state is State.CANCELLING:
+            await running.client.cancel(job)
+        await running.engine.ledger.settled()
+    async with world.engine(workers=0, reconcile_s=3600.0, max_active=0) as looking:
+        assert (await looking.client.job(job)).state is state
+        assert (await looking.client.verbs.pin(job, 2)).outcome is Outcome.DONE
+
+    async with world.engine() as running:
+        ended = await running.ended(job)
+        expected = State.COMPLETED if state is State.RUNNING else State.CANCELLED
+        assert (ended.state, set(ended.pins)) == (expected, {2})

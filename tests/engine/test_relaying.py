@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from engine.client import Client
@@ -14,7 +15,7 @@ from engine.operate import Outcome
 from engine.refusals import TAGS, Refused, refused, to_error
 from engine.relay import ASKS, PATIENCE_S, VerbAsked
 from store.errors import StoreUnavailable
-from store.journal import Append, Journal
+from store.journal import Append, Journal, NewEvent
 from store.memory import MemoryJournal
 from tests.sim import QueuedJournal, Running, SimClock, World, assert_unharmed, digests, request
 
@@ -274,3 +275,21 @@ def test_every_error_of_a_verb_comes_through_as_it_is() -> None:
     kinds = list(TAGS.values())
     assert all(not issubclass(later, earlier) for n, earlier in enumerate(kinds) for later in kinds[n + 1 :])
     assert all(issubclass(kind, EngineError) for kind in kinds)
+
+
+@pytest.mark.parametrize("word", ["argument", "tag"])
+async def test_what_an_engine_of_another_version_asks_for_ends_nobodys_engine(word: str) -> None:
+    async with two_engines() as (one, two):
+        job = await held(one, 3)
+        if word == "argument":
+            with pytest.raises(StoreTrouble, match="engine one failed at it: TypeError"):
+                await two.client.verbs._relay.ask("one", "pause", job, {"until": 5})
+        else:
+            asked = NewEvent("verb_wished", msgspec.msgpack.encode({"type": "verb_wished"}))
+            name = f"{ASKS}one/two-99"
+            await two.world.journal.append(Append(stream=name, expected=0, epoch=0, at=0.0, events=(asked,)))
+            with anyio.fail_after(30):
+                while len(await two.world.journal.read(name)) < 3:
+                    await anyio.sleep(0.01)
+        one.workers[0].open()
+        assert (await one.ended(job)).state is State.COMPLETED

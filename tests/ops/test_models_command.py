@@ -68,7 +68,7 @@ def registered(engine: Engine, checkpoint: Path) -> Engine:
 
 
 def test_a_checkpoint_is_shown_and_registered(engine: Engine, checkpoint: Path) -> None:
-    ran = engine.models("add", "my-wan.1", checkpoint, "--precision", "bfloat16", "--option", "solver=euler")
+    ran = engine.models("add", "my-wan.1", checkpoint, "--precision", "bfloat16", "--option", "solver=flow_unipc")
 
     assert ran.code == 0, ran.err
     assert "WanTransformer3DModel" in ran.out
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_shown_and_registered(engine: Engine, checkpoint: Path) 
     assert "restart them to serve my-wan.1" in ran.err
     [model] = models.read_models(Settings(data=engine.data))
     assert (model.name, model.root, model.precision) == ("my-wan.1", checkpoint, "bfloat16")
-    assert model.options == {"solver": "euler"}
+    assert model.options == {"solver": "flow_unipc"}
     assert "transformer/diffusion_pytorch_model.safetensors" in model.files
 
 
@@ -108,7 +108,7 @@ def test_the_card_is_shown_with_sizes_loops_and_parity(registered: Engine) -> No
     assert [loop["semantics"] for loop in shown["loops"]] == [
         "wan.encode_text/1", "wan.unipc.cfg/1", "wan.decode_vae/1", "wan.render/1",
     ]  # fmt: skip
-    assert shown["parity"] == "C0 with diffusers.WanPipeline, tolerance 0"
+    assert shown["parity"] == "C1 with diffusers.WanPipeline, tolerance 0"
     assert "wan.unipc.cfg/1" in registered.models("show", "wan").out
 
 
@@ -125,7 +125,7 @@ def test_a_name_that_cannot_be_is_refused(engine: Engine, checkpoint: Path, name
     ("words", "told"),
     [
         (("--option", "solver=magic"), "'magic' is none of"),
-        (("--option", "sampler=euler"), "options.sampler: there is none; there are: solver"),
+        (("--option", "sampler=euler"), "options.sampler: there is none; there are: loop, solver"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(engine: Engine, checkpoint: Path, words: Any, told: str) -> None:
