@@ -16,7 +16,7 @@ from cards.request import ResolvedRequest
 from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
 from cards.wan import dmd
-from cards.wan.card import BY_ROW, LOW_NOISE, POLICIES, TEXT_TOKENS, solvers_of, video
+from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS, solvers_of, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 from cards.wan_causal.family import WanCausal
@@ -102,6 +102,14 @@ class Wan:
 
 def open(model: Model, checkpoint: Checkpoint) -> Family:
     """Raises BadCheckpoint, InvalidCard. Of what a causal student is, its files say nothing: the option `loop` does."""
+    for name, value in (("loop", "causal"), ("recipe", "dmd")):
+        if model.options.get(name) == value and not _is_plain(checkpoint):
+            problem = f"{value} is for one transformer that starts from text; this is {checkpoint.pipeline}"
+            raise InvalidCard(model.name, f"options.{name}", problem)
     if model.options.get("loop") == "causal":
         return WanCausal(model, checkpoint)
     return Wan(model, checkpoint)
+
+
+def _is_plain(checkpoint: Checkpoint) -> bool:
+    return checkpoint.pipeline != FROM_IMAGE and checkpoint.settings.get("boundary_ratio") is None

@@ -9,6 +9,8 @@ from cards.loop import Loop
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.tokens import TokenLimit
+from cards.wan.card import TEXT_TOKENS
 from cards.wan_causal.card import MOST_FRAMES, text_to_video
 from cards.wan_causal.loops import loops
 from cards.wan_causal.window import CHUNK
@@ -35,11 +37,13 @@ class WanCausal:
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
+        self._tokens = TokenLimit(checkpoint.parts["tokenizer"].folder, TEXT_TOKENS)
 
     def weights_digest(self) -> str:
         return digest(self._checkpoint.stamps(self._model.files))
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
+        self._tokens.check("prompt", request.prompt)
         if not request.negative_prompt:
             return ()
         return (Notice("ignored", "negative_prompt", "this model runs without guidance and never reads it"),)

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from cards.checkpoint import read
-from cards.errors import BadCheckpoint, InvalidRequest
+from cards.errors import BadCheckpoint, InvalidCard, InvalidRequest
 from cards.given import check_inputs, picture
 from cards.wan.card import video
 from tests.parity import tiny, tiny_wan
@@ -137,7 +137,7 @@ def test_a_request_without_an_image_or_with_another_input_is_told_what_is_taken(
             "video",
             "tiny takes no such input; it takes: image, lora",
         ),
-        (tiny.wan(), GIVEN, "image", "tiny takes no such input; it takes none"),
+        (tiny.wan(), GIVEN, "image", "tiny takes no such input; it takes: lora"),
     ):
         with pytest.raises(InvalidRequest, match=message) as refused:
             check_inputs(given, family(folder, "float32").card)
@@ -149,3 +149,9 @@ def test_a_transformer_that_attends_to_clip_needs_it() -> None:
     blind = replace(whole, parts={name: part for name, part in whole.parts.items() if name != "image_encoder"})
     with pytest.raises(BadCheckpoint, match="WanImageToVideoPipeline needs image_encoder"):
         video("tiny", blind, "float32", "unipc")
+
+
+@pytest.mark.parametrize("option", [{"loop": "causal"}, {"recipe": "dmd"}])
+def test_what_starts_from_an_image_is_no_student(option: dict[str, str]) -> None:
+    with pytest.raises(InvalidCard, match="starts from text"):
+        family(tiny_wan.from_image(), "float32", **option)
