@@ -164,7 +164,7 @@ def test_pins_are_a_set_and_a_rewind_takes_those_behind_it() -> None:
     for step in (3, 1, 2, 3):
         job = fold(job, StepPinned(step=step))
     assert job.pins == (1, 2, 3)
-    assert verbs.pin(job, 2, "") == verbs.unpin(job, 4) == []
+    assert verbs.pin(job, 2, "", driven=True) == verbs.unpin(job, 4, driven=True) == []
 
     job = fold(fold(job, StepUnpinned(step=1)), SAMPLES[JobRewound])
 
