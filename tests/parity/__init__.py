@@ -1,5 +1,1 @@
-"""Against the libraries' own pipelines, on models so small that a second thread only waits for the first."""
-
-import torch
-
-torch.set_num_threads(1)
+"""Against the libraries' own pipelines, on models of a few kilobytes."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import torch
 from msgspec import Struct
@@ -66,31 +65,3 @@ def digest(tensor: Tensor) -> str:
 def images(pictures: Any) -> Tensor:
     """A list of PIL images as (T, H, W, 3), uint8."""
     return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
-
-
-async def step_by_step(family: Family, request: Mapping[str, Any], world: World | None = None) -> Outcome:
-    """The same job, where a new engine and a new worker, with modules loaded anew, take over after every step."""
-    world = world or World(families=(family,))
-    async with world.engine(workers=0) as running:
-        job = await running.client.submit(GenerationRequest(model=family.card.name, **request))
-    steps = -1
-    while True:
-        async with world.engine(workers=0) as running:
-            running.add_worker()
-            running.workers[0].hold_at = 2  # the first unit is answered, the next one is lost with the worker
-            before, steps = steps, await _steps_after(running, job.id, steps)
-            if steps == before:
-                return await ended(running, job.id)
-
-
-async def _steps_after(running: Running, job_id: str, steps: int) -> int:
-    """How many steps the job has done, once it has done more than so many, or has ended."""
-    with anyio.fail_after(120.0):
-        while True:
-            job = await running.client.job(job_id)
-            done = len(await running.client.checkpoints(job_id))
-            if job.terminal:
-                return steps
-            if done > steps:
-                return done
-            await anyio.sleep(0.005)

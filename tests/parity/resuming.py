@@ -13,9 +13,11 @@ from tests.parity.reference import Outcome, ended
 from tests.sim import Running, World
 
 
-async def run_resumed(family: Family, request: Mapping[str, Any], given: Mapping[str, Given] = {}) -> Outcome:
+async def run_resumed(
+    family: Family, request: Mapping[str, Any], given: Mapping[str, Given] = {}, world: World | None = None
+) -> Outcome:
     """What is handed on is the journal and the blobs. The modules are loaded anew each time."""
-    world = World(families=(family,))
+    world = world or World(families=(family,))
     async with world.engine(workers=0) as running:
         submitted = await running.client.submit(GenerationRequest(model=family.card.name, **request), given=given)
     after, engines = 0, 0

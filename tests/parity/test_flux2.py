@@ -11,8 +11,9 @@ from cards.errors import InvalidRequest
 from cards.family import Family
 from cards.request import GenerationRequest
 from tests.parity import tiny_flux2
-from tests.parity.reference import Outcome, digest, run, step_by_step
+from tests.parity.reference import Outcome, digest, run
 from tests.parity.reference import family as opened
+from tests.parity.resuming import run_resumed
 from tests.sim import World
 
 PRECISIONS = ("float32", "bfloat16")
@@ -100,7 +101,7 @@ async def test_a_distilled_model_has_no_guidance() -> None:
 async def test_a_job_taken_over_after_every_step_makes_the_same_bits() -> None:
     flux = family("bfloat16")
 
-    assert (await step_by_step(flux, REQUEST)).steps == (await run(flux, REQUEST)).steps
+    assert (await run_resumed(flux, REQUEST)).steps == (await run(flux, REQUEST)).steps
 
 
 @pytest.mark.parametrize(

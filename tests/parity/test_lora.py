@@ -22,8 +22,8 @@ from cards.wire import WorkPlan
 from engine.job import State
 from tests import toy
 from tests.parity import tiny
-from tests.parity.piecewise import piecewise
 from tests.parity.reference import Outcome, digest, ended, family, run
+from tests.parity.resuming import run_resumed
 from tests.sim import Running, World
 
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")  # the pipeline says so of the second
@@ -150,7 +150,7 @@ async def test_stopped_after_every_step_it_goes_on_with_them() -> None:
     request, given = asked((first(), 0.75), (second(), -0.5))
 
     unbroken = await made_with(model, (first(), 0.75), (second(), -0.5))
-    assert (await piecewise(model, request, given)).steps == unbroken.steps
+    assert (await run_resumed(model, request, given)).steps == unbroken.steps
 
 
 async def test_two_rows_of_one_forward_are_two_forwards_with_them_too() -> None:

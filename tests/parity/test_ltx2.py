@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import anyio
 import av
 import pytest
 import torch
@@ -17,10 +16,10 @@ from cards.card import from_json, to_json
 from cards.errors import BadCheckpoint, InvalidRequest
 from cards.family import Family
 from cards.request import GenerationRequest, resolve
-from engine.client import Client
 from tests.parity import tiny_ltx2
 from tests.parity.reference import Outcome, digest, ended, images, run
 from tests.parity.reference import family as opened
+from tests.parity.resuming import run_resumed
 from tests.sim import World
 
 VERSIONS = ("2.0", "2.3")
@@ -175,28 +174,13 @@ async def test_one_guided_stage_is_the_pipeline_with_all_its_forwards(version: s
     assert made == guided(version, precision)
 
 
-async def steps_done(client: Client, job_id: str, more_than: int) -> int:
-    with anyio.fail_after(120):
-        while (done := len(await client.checkpoints(job_id))) <= more_than:
-            await anyio.sleep(0.002)
-    return done
-
-
 @pytest.mark.parametrize(("recipe", "asked"), [("distilled", REQUEST), ("guided", GUIDED)])
 async def test_resumed_after_every_step_a_job_ends_the_same(recipe: str, asked: dict[str, Any]) -> None:
     """Each time by another engine and another worker, which have only what was stored. In bf16 the layout matters."""
     one = family("2.3", "bfloat16", recipe)
     unbroken = await run(one, asked)
 
-    world = World(families=(one,))
-    async with world.engine(workers=0) as running:
-        job_id = (await running.client.submit(GenerationRequest(model=one.card.name, **asked))).id
-    for done in range(len(unbroken.steps) - 1):
-        async with world.engine() as running:
-            running.workers[0].hold_at = 2
-            assert await steps_done(running.client, job_id, more_than=done) == done + 1
-    async with world.engine() as running:
-        broken = await ended(running, job_id)
+    broken = await run_resumed(one, asked)
 
     assert broken.steps == unbroken.steps
     assert broken.job.artifacts == unbroken.job.artifacts

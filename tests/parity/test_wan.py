@@ -12,7 +12,8 @@ from diffusers.hooks.hooks import CacheContext, _set_cache_context
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
 from tests.parity import tiny
-from tests.parity.reference import Outcome, digest, ended, family, images, run, step_by_step
+from tests.parity.reference import Outcome, digest, ended, family, images, run
+from tests.parity.resuming import run_resumed
 from tests.sim import World
 
 PRECISIONS = ("float32", "bfloat16")
@@ -76,7 +77,7 @@ async def test_without_guidance_there_is_one_forward_as_in_the_pipeline() -> Non
 async def test_a_job_taken_over_after_every_step_makes_the_same_bits(scheduler: str, precision: str) -> None:
     wan = family(tiny.wan(scheduler), precision)
 
-    assert (await step_by_step(wan, REQUEST)).steps == (await run(wan, REQUEST)).steps
+    assert (await run_resumed(wan, REQUEST)).steps == (await run(wan, REQUEST)).steps
 
 
 async def test_jobs_that_take_turns_make_the_bits_of_those_alone() -> None:

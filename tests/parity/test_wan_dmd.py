@@ -16,8 +16,8 @@ from cards import sampling
 from cards.errors import InvalidCard, InvalidRequest
 from cards.request import GenerationRequest
 from tests.parity import tiny
-from tests.parity.piecewise import piecewise
 from tests.parity.reference import digest, family, run
+from tests.parity.resuming import run_resumed
 from tests.sim import World
 
 REQUEST: dict[str, Any] = {"prompt": "a red cat", "seed": 3, "size": "48x32", "frames": 9}
@@ -74,7 +74,7 @@ def test_the_levels_are_the_published_ones() -> None:
 async def test_stopped_after_every_step_it_goes_on_as_if_nothing_had_been() -> None:
     model = student()
 
-    assert (await piecewise(model, REQUEST)).steps == (await run(model, REQUEST)).steps
+    assert (await run_resumed(model, REQUEST)).steps == (await run(model, REQUEST)).steps
 
 
 @pytest.mark.parametrize(

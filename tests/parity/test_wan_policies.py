@@ -10,8 +10,8 @@ from cards.errors import InvalidCard
 from cards.invariant import offenders, row_by_row
 from cards.wan.card import BY_ROW
 from tests.parity import tiny
-from tests.parity.piecewise import piecewise
 from tests.parity.reference import digest, family, run
+from tests.parity.resuming import run_resumed
 
 PRECISIONS = ("float32", "bfloat16")
 REQUEST: dict[str, Any] = {
@@ -104,7 +104,7 @@ async def test_flow_unipc_runs_resumes_and_is_another_solver() -> None:
     model = family(tiny.wan(), "float32", solver="flow_unipc")
 
     made = await run(model, REQUEST)
-    assert (await piecewise(model, REQUEST)).steps == made.steps
+    assert (await run_resumed(model, REQUEST)).steps == made.steps
     assert made.last("denoise")["latent"] != reference("float32")
     assert "fm_solvers_unipc" in model.card.parity.reference
     assert model.card.digest != family(tiny.wan(), "float32").card.digest

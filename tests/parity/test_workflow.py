@@ -21,7 +21,8 @@ from cards.workflow import Stage, Staged, Workflow
 from engine.events import NodeStarted
 from engine.job import State
 from tests.parity import fade, tiny_flux2
-from tests.parity.reference import Digests, ended, outcome, run, step_by_step
+from tests.parity.reference import Digests, ended, outcome, run
+from tests.parity.resuming import run_resumed
 from tests.sim import World
 
 REQUEST: dict[str, Any] = {"prompt": "a red cat", "seed": 3, "steps": 3, "size": "48x32", "frames": 5}
@@ -83,7 +84,7 @@ async def test_the_picture_is_there_while_the_clip_is_being_made() -> None:
 async def test_a_workflow_taken_over_after_every_step_makes_the_same_bits() -> None:
     story = families()["story"]
 
-    assert (await step_by_step(story, REQUEST, world())).steps == (await run(story, REQUEST, world())).steps
+    assert (await run_resumed(story, REQUEST, world=world())).steps == (await run(story, REQUEST, world())).steps
 
 
 async def test_a_fork_in_the_clip_shares_the_picture() -> None:
