@@ -21,6 +21,10 @@ log = logging.getLogger("keyframe.cards")
 
 INDEX = "model_index.json"
 CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
+STEMS = ("diffusion_pytorch_model", "model")
+"""Of the files of a part's main variant: others, such as `model.fp16`, are loaded by nobody here."""
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
 CHUNK_BYTES = 1 << 24
 BESIDE = {"LTX2Pipeline": {"latent_upsampler": "ltx2"}}
 """By pipeline: parts of another one that lie in the same directory, if anywhere, and the library of their class."""
@@ -200,6 +204,9 @@ def _part(name: str, library: str, class_name: str, folder: Path) -> Part:
     small = [file for file in folder.iterdir() if file.suffix in (".json", ".txt", ".model", ".jinja")]
     weights = _weights(name, folder)
     tensors = [about for file in weights for about in _tensors(name, file).values()]
+    if not weights and (pickled := [file.name for file in folder.iterdir() if file.suffix in PICKLED]):
+        problem = f"{name}: {folder.name} has no safetensors, only {', '.join(sorted(pickled))}; save it as safetensors"
+        raise BadCheckpoint(folder, problem)
     if not weights and not any((folder / config).is_file() for config in CONFIGS):
         raise BadCheckpoint(folder, f"{name}: {folder.name} has neither a config nor weights")
     if not weights and (folder / "config.json").is_file() and library != "transformers":
@@ -235,7 +242,9 @@ class _Tensor(Struct, frozen=True):
 
 def _weights(name: str, folder: Path) -> list[Path]:
     """The files of the main variant: one, or the shards that its index names."""
-    for index in sorted(folder.glob("*.safetensors.index.json")):
+    for index in (folder / f"{stem}.safetensors.index.json" for stem in STEMS):
+        if not index.is_file():
+            continue
         named = _json(index).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
             raise BadCheckpoint(folder, f"{name}: {index.name} has no weight_map of file names")
@@ -243,7 +252,7 @@ def _weights(name: str, folder: Path) -> list[Path]:
         if absent := [shard for shard in shards if not (folder / shard).is_file()]:
             raise BadCheckpoint(folder, f"{name}: {index.name} names {', '.join(absent)}, which is not there")
         return [folder / shard for shard in shards]
-    return [file for file in sorted(folder.glob("*.safetensors")) if file.stem in ("model", "diffusion_pytorch_model")]
+    return [file for stem in STEMS if (file := folder / f"{stem}.safetensors").is_file()]
 
 
 def _tensors(name: str, file: Path) -> dict[str, _Tensor]:

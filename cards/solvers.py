@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 TRAIN_STEPS = 1000
 
+ORDER = 2
+"""Of the multistep solvers: what Wan's schedulers are configured with."""
+
 
 class Solver(Protocol):
     """`remembers` are the tensors beside the latent that a step leaves to the next, those before `step` at hand."""
@@ -61,7 +64,7 @@ class UniPC:
     step began with after correction. How far the order has warmed up follows from the step.
     """
 
-    def __init__(self, order: int = 2) -> None:
+    def __init__(self, order: int = ORDER) -> None:
         self._order = order
 
     def schedule(self, steps: int) -> dict[str, Any]:

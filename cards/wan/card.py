@@ -181,4 +181,6 @@ def solvers_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     known = solvers.OF_SCHEDULER
     if scheduler.class_name not in known:
         raise BadCheckpoint(scheduler.folder, f"{scheduler.class_name} is no solver here; there are {', '.join(known)}")
+    if (order := scheduler.config().get("solver_order", solvers.ORDER)) != solvers.ORDER:
+        raise BadCheckpoint(scheduler.folder, f"solver_order is {order}; the solvers here are of order {solvers.ORDER}")
     return known[scheduler.class_name]

@@ -160,3 +160,24 @@ def test_an_index_of_nothing_is_refused(tmp_path: Path, index: str) -> None:
 def test_an_unknown_pipeline_is_told_of_those_there_are(root: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"SomePipeline is of no family here; there are .*WanPipeline"):
         registry.open_model(Model(name="m", folder=str(root)))
+
+
+def test_of_several_variants_the_main_one_counts(root: Path) -> None:
+    before = checkpoint.read(root).parts["transformer"]
+    folder = root / "transformer"
+    safetensors(folder / "diffusion_pytorch_model.fp16.safetensors", {"a": ("F16", [400])})
+    half = json.dumps({"weight_map": {"a": "diffusion_pytorch_model.fp16.safetensors"}})
+    (folder / "diffusion_pytorch_model.fp16.safetensors.index.json").write_text(half)
+
+    part = checkpoint.read(root).parts["transformer"]
+
+    assert {shard(root, 1), shard(root, 2)} <= {*part.files}
+    assert (part.parameters, part.nbytes) == (before.parameters, before.nbytes)
+
+
+def test_weights_that_are_pickled_only_are_no_weights(root: Path) -> None:
+    for file in (root / "transformer").glob("*.safetensors*"):
+        file.unlink()
+    (root / "transformer" / "diffusion_pytorch_model.bin").write_bytes(b"pickled")
+
+    assert "transformer has no safetensors, only diffusion_pytorch_model.bin" in problem(root)
