@@ -100,6 +100,8 @@ def _check_fit(field: str, header: Mapping[str, tuple[int, ...]], modules: Mappi
         raise InvalidRequest(field, f"fits no module of this model: {_some(unknown)}")
     if wrong := [key for key, shape in header.items() if not _same_size(key, shape, modules[_module(key)])]:
         raise InvalidRequest(field, f"is for a model of another size: {_some(wrong)}")
+    if lone := _unpaired(header):
+        raise InvalidRequest(field, f"has not both halves of one rank for {_some(lone)}")
 
 
 def _foreign(key: str) -> bool:
@@ -110,6 +112,16 @@ def _same_size(key: str, shape: tuple[int, ...], weight: tuple[int, ...]) -> boo
     if len(shape) != 2 or len(weight) != 2:
         return True
     return shape[1] == weight[1] if ".lora_A" in key or ".down" in key else shape[0] == weight[0]
+
+
+def _unpaired(header: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The modules that the halves do not go together for: A is (rank, inputs), B is (outputs, rank)."""
+    ranks: dict[str, dict[str, int]] = {}
+    for key, shape in header.items():
+        if len(shape) > 1:
+            half = "A" if ".lora_A" in key or ".down" in key else "B"
+            ranks.setdefault(_module(key), {})[half] = shape[0] if half == "A" else shape[1]
+    return sorted(module for module, of in ranks.items() if len(of) < 2 or of["A"] != of["B"])
 
 
 def unfit(keys: Collection[str], modules: Collection[str]) -> list[str]:
@@ -197,9 +209,22 @@ def _load(model: Any, digest: str, data: bytes, convert: Convert) -> None:
         tensors, _ = convert(safetensors.torch.load(data), return_lora_metadata=True)
         if unknown := unfit(tensors, {name for name, _ in model.named_modules()}):
             raise BadLora(digest, f"fits no module of this model: {_some(unknown)}")
-        model.load_lora_adapter(tensors, adapter_name=digest, metadata=_metadata(data), low_cpu_mem_usage=True)
+        try:
+            model.load_lora_adapter(tensors, adapter_name=digest, metadata=_metadata(data), low_cpu_mem_usage=True)
+        except BaseException:
+            _take_out(model, digest)
+            raise
     model.eval()  # an adapter comes with a dropout that is on
     invariant.adapted(model)
+
+
+def _take_out(model: Any, digest: str) -> None:
+    """What a load that failed has put into the modules, of which PEFT's own list does not know."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.delete_adapter(digest)
 
 
 def _metadata(data: bytes) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from diffusers import WanPipeline
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -85,8 +86,6 @@ async def made_with(model: Any, *files: tuple[bytes, float]) -> Outcome:
 
 
 def reference(folder: Path, precision: str, *files: tuple[bytes, float]) -> str:
-    from diffusers import WanPipeline
-
     pipeline = WanPipeline.from_pretrained(tiny.wan(), dtype=getattr(torch, precision))
     pipeline.set_progress_bar_config(disable=True)
     for index, (data, _) in enumerate(files):
@@ -145,6 +144,37 @@ def parameters(transformer: Any) -> dict[str, Tensor]:
     return {name.replace(".base_layer", ""): one.clone() for name, one in named if ".lora_" not in name}
 
 
+async def test_what_a_file_says_of_its_training_has_no_part_in_serving() -> None:
+    about = {"transformer.r": 4, "transformer.lora_alpha": 4, "transformer.target_modules": [*ATTENTION]}
+    trained = about | {"transformer.lora_dropout": 0.5, "transformer.init_lora_weights": "pissa"}
+    plain, noisy = (
+        safetensors.torch.save(tensors(ATTENTION, 4, seed=1), {"format": "pt", lora.METADATA: json.dumps(config)})
+        for config in (about, trained)
+    )
+    model = family(tiny.wan(), "float32")
+
+    made = await made_with(model, (noisy, 1.0))
+
+    assert made.last("denoise") == (await made_with(model, (plain, 1.0))).last("denoise")
+
+
+async def test_a_load_that_fails_leaves_nothing_in_the_model() -> None:
+    model = family(tiny.wan(), "float32")
+    components = model.load("cpu")
+    transformer = components["transformer"]
+    names = {name for name, _ in transformer.named_parameters()}
+
+    def half(tensors: Any, **options: Any) -> Any:
+        made, rest = WanPipeline.lora_state_dict(tensors, **options)
+        return {name: one[:, :1] if "lora_B" in name else one for name, one in made.items()}, rest
+
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        lora._load(transformer, "broken", first(), half)
+
+    left = {name.replace(".base_layer", "") for name, _ in transformer.named_parameters()}
+    assert left == names
+
+
 async def test_stopped_after_every_step_it_goes_on_with_them() -> None:
     model = family(tiny.wan(), "float32")
     request, given = asked((first(), 0.75), (second(), -0.5))
@@ -175,8 +205,6 @@ async def test_a_student_takes_them() -> None:
 
 
 def test_only_so_many_adapters_stay_with_a_model() -> None:
-    from diffusers import WanPipeline
-
     transformer = tiny.wan_transformer().eval().requires_grad_(False)
     call = {"hidden_states": torch.ones(1, 16, 1, 4, 6), "timestep": torch.tensor([5])}
     call |= {"encoder_hidden_states": torch.ones(1, 8, 32)}
@@ -212,11 +240,12 @@ def broken() -> dict[str, tuple[bytes, str]]:
         "elsewhere": (save(elsewhere), r"loras/0: fits no module of this model: transformer\.blocks\.2\..* and 3 more"),
         "text": (save(text), r"loras/0: fits no module of this model: text_encoder\.blocks"),
         "wide": (save(fits | wide), r"loras/0: is for a model of another size: transformer\.blocks\.0\.attn1\.to_q"),
+        "half": (save({key: one for key, one in fits.items() if "lora_A" in key}), "loras/0: has not both halves"),
         "weights": (save({"transformer.proj_out.weight": torch.ones(2)}), "loras/0: holds no LoRA"),
     }
 
 
-@pytest.mark.parametrize("name", ["elsewhere", "text", "wide", "weights"])
+@pytest.mark.parametrize("name", ["elsewhere", "text", "wide", "half", "weights"])
 async def test_a_file_that_does_not_fit_is_refused_by_the_names_in_it(name: str) -> None:
     data, said = broken()[name]
     async with World(families=(model := family(tiny.wan(), "float32"),)).engine(workers=0) as running:
