@@ -209,22 +209,9 @@ def _load(model: Any, digest: str, data: bytes, convert: Convert) -> None:
         tensors, _ = convert(safetensors.torch.load(data), return_lora_metadata=True)
         if unknown := unfit(tensors, {name for name, _ in model.named_modules()}):
             raise BadLora(digest, f"fits no module of this model: {_some(unknown)}")
-        try:
-            model.load_lora_adapter(tensors, adapter_name=digest, metadata=_metadata(data), low_cpu_mem_usage=True)
-        except BaseException:
-            _take_out(model, digest)
-            raise
+        model.load_lora_adapter(tensors, adapter_name=digest, metadata=_metadata(data), low_cpu_mem_usage=True)
     model.eval()  # an adapter comes with a dropout that is on
     invariant.adapted(model)
-
-
-def _take_out(model: Any, digest: str) -> None:
-    """What a load that failed has put into the modules, of which PEFT's own list does not know."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.delete_adapter(digest)
 
 
 def _metadata(data: bytes) -> dict[str, Any] | None:
