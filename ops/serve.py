@@ -20,6 +20,7 @@ import zmq
 from msgspec import Struct
 
 from api.app import build_app
+from api.ending import AnsweredAtTheEnd
 from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
@@ -137,7 +138,7 @@ def new_id() -> str:
 
 
 def _http_server(client: Client, clock: Clock) -> uvicorn.Server:
-    app = build_app(client, version=VERSION, clock=clock, ids=lambda: secrets.token_hex(8))
+    app = AnsweredAtTheEnd(build_app(client, version=VERSION, clock=clock, ids=lambda: secrets.token_hex(8)))
     return _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1))
 
 

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from api.app import build_app
+from api.ending import AnsweredAtTheEnd
 from engine.clock import WallClock
 from store.errors import StoreUnavailable
 from store.journal import Append, Appended, Event
@@ -42,7 +43,8 @@ def without_sockets(app: Starlette) -> httpx.AsyncClient:
 async def served(app: Starlette, listener: socket.socket | None = None) -> AsyncIterator[str]:
     """The app behind a real server and real sockets. Gives its base URL."""
     with closing(listener or socket.create_server(("127.0.0.1", 0))) as listener:
-        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1, ws="none")
+        ended = AnsweredAtTheEnd(app)
+        config = uvicorn.Config(ended, log_level="error", lifespan="off", timeout_graceful_shutdown=1, ws="none")
         server = uvicorn.Server(config)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [listener])
@@ -96,10 +98,17 @@ class HeldJournal:
     def hold(self) -> None:
         self._held = []
 
+    @property
+    def holds(self) -> int:
+        """How many writes are held back."""
+        return len(self._held or [])
+
     def release(self) -> None:
         """Write what is held, in order, and hold nothing back from now on."""
         held, self._held = self._held or [], None
         for append, told in held:
+            if told.cancelled():
+                continue  # its caller is gone
             written = asyncio.ensure_future(self._inner.append(append))
             written.add_done_callback(lambda done, told=told: told.set_result(done.result()))
 

@@ -3,8 +3,8 @@
 import anyio
 import pytest
 
-from tests.api.serving import app_of, served
-from tests.sim import Running
+from tests.api.serving import HeldJournal, app_of, served
+from tests.sim import Running, World
 
 LIMIT = 256 * 1024
 BODY = b'{"model":"toy","prompt":"a count"}'
@@ -100,3 +100,25 @@ async def test_who_hangs_up_within_the_request_has_none(idle: Running, caplog: p
 
     assert await idle.client.jobs() == []
     assert caplog.text == ""
+
+
+async def test_who_still_waits_when_the_server_stops_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """As one does whose verb is for another engine, or for a store that answers no more."""
+    journal = HeldJournal()
+    async with World(journal=journal).engine(workers=0) as running:
+        journal.hold()
+        stopping = served(app_of(running))
+        base = await stopping.__aenter__()
+        stream = await connect(base)
+        await stream.send(head(f"content-length: {len(BODY)}") + BODY)
+        while not journal.holds:
+            await anyio.sleep(0.001)
+        await stopping.__aexit__(None, None, None)
+        async with stream:
+            answer = await everything(stream)
+        journal.release()
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 5" in answer.lower()
+    assert b'"code":"draining"' in answer
+    assert "Traceback" not in caplog.text
