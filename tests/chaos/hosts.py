@@ -97,11 +97,11 @@ class Kept:
             )
 
     def _judge(self, code: int) -> None:
-        if self._to_end:
-            if code not in (0, -signal.SIGKILL, -signal.SIGTERM):
-                self.problems.append(f"{self.name} was told to end, and did with {code}")
-        elif self.up:
-            self.problems.append(f"{self.name} ended by itself with {code}")
+        """One that was not up yet may end by itself, told to or not: it starts beside a database that is not there."""
+        if self.up and not (self._to_end and code in (0, -signal.SIGKILL, -signal.SIGTERM)):
+            how = "was told to end, and did" if self._to_end else "ended by itself"
+            *_, last = self.log().splitlines() or [""]
+            self.problems.append(f"{self.name} {how} with {code}: {last}")
 
     def _end(self, how: str, down_s: float) -> None:
         if self.process is None or self.process.poll() is not None:
