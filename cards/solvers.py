@@ -5,7 +5,7 @@ is, asked for one step, and thrown away; so two jobs cannot meet in one, and a s
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -16,30 +16,14 @@ ORDER = 2
 """Of the multistep solvers: what Wan's schedulers are configured with."""
 
 
-class Solver(Protocol):
-    """`remembers` are the tensors beside the latent that a step leaves to the next, those before `step` at hand."""
+class Solver:
+    """`remembers` are the tensors beside the latent that a step leaves to the next, those before `step` at hand.
+
+    One that remembers any says how a new scheduler is given them, and what it is left with after its step.
+    """
 
     def schedule(self, steps: int) -> dict[str, Any]:
         """What `set_timesteps` is given beside the number of steps."""
-        ...
-
-    def remembers(self, step: int, steps: int) -> tuple[str, ...]: ...
-    def advance(
-        self,
-        scheduler: Any,
-        step: int,
-        latent: "torch.Tensor",
-        output: "torch.Tensor",
-        remembered: "Mapping[str, torch.Tensor]",
-    ) -> "dict[str, torch.Tensor]":
-        """The next latent, under `latent`, and what is to be remembered. `scheduler` is new and has its timesteps."""
-        ...
-
-
-class Euler:
-    """First order; nothing is remembered (diffusers' FlowMatchEulerDiscreteScheduler)."""
-
-    def schedule(self, steps: int) -> dict[str, Any]:
         return {}
 
     def remembers(self, step: int, steps: int) -> tuple[str, ...]:
@@ -53,11 +37,24 @@ class Euler:
         output: "torch.Tensor",
         remembered: "Mapping[str, torch.Tensor]",
     ) -> "dict[str, torch.Tensor]":
+        """The next latent, under `latent`, and what is to be remembered. `scheduler` is new and has its timesteps."""
         scheduler._step_index = step
-        return {"latent": scheduler.step(output, scheduler.timesteps[step], latent, return_dict=False)[0]}
+        self._remind(scheduler, step, remembered)
+        moved = scheduler.step(output, scheduler.timesteps[step], latent, return_dict=False)[0]
+        return {"latent": moved, **self._left(scheduler)}
+
+    def _remind(self, scheduler: Any, step: int, remembered: "Mapping[str, torch.Tensor]") -> None:
+        pass
+
+    def _left(self, scheduler: Any) -> "dict[str, torch.Tensor]":
+        return {}
 
 
-class UniPC:
+class Euler(Solver):
+    """First order; nothing is remembered (diffusers' FlowMatchEulerDiscreteScheduler)."""
+
+
+class UniPC(Solver):
     """Zhao et al. 2023, as diffusers' UniPCMultistepScheduler does it: multistep of `order`, with its corrector.
 
     It remembers the data estimates of the last `order` steps (`estimate/0` is the oldest) and the sample that the last
@@ -67,32 +64,22 @@ class UniPC:
     def __init__(self, order: int = ORDER) -> None:
         self._order = order
 
-    def schedule(self, steps: int) -> dict[str, Any]:
-        return {}
-
     def remembers(self, step: int, steps: int) -> tuple[str, ...]:
         known = min(step, self._order)
         names = tuple(f"estimate/{self._order - 1 - age}" for age in range(known))
         return (*names, "sample") if known else ()
 
-    def advance(
-        self,
-        scheduler: Any,
-        step: int,
-        latent: "torch.Tensor",
-        output: "torch.Tensor",
-        remembered: "Mapping[str, torch.Tensor]",
-    ) -> "dict[str, torch.Tensor]":
+    def _remind(self, scheduler: Any, step: int, remembered: "Mapping[str, torch.Tensor]") -> None:
         steps = len(scheduler.timesteps)
-        scheduler._step_index = step
         scheduler.model_outputs = [remembered.get(f"estimate/{index}") for index in range(self._order)]
         scheduler.last_sample = remembered.get("sample")
         scheduler.lower_order_nums = min(step, self._order)
         scheduler.this_order = min(self._order, steps - (step - 1), min(step - 1, self._order) + 1) if step else 0
-        moved = scheduler.step(output, scheduler.timesteps[step], latent, return_dict=False)[0]
+
+    def _left(self, scheduler: Any) -> "dict[str, torch.Tensor]":
         estimates = enumerate(scheduler.model_outputs)
         made = {f"estimate/{index}": estimate for index, estimate in estimates if estimate is not None}
-        return {"latent": moved, "sample": scheduler.last_sample, **made}
+        return {"sample": scheduler.last_sample, **made}
 
 
 class FlowUniPC(UniPC):

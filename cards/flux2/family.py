@@ -1,42 +1,27 @@
 """The Flux 2 family: a card, loops, modules and step bodies for one checkpoint directory."""
 
-from collections.abc import Mapping
-
-from cards.checkpoint import Checkpoint, digest
-from cards.family import Components, Notice, StepBody
+from cards.checkpoint import Checkpoint
+from cards.family import Notice, no_guidance
 from cards.flux2.card import conditions_of, is_distilled, text_to_image
 from cards.flux2.loops import loops
 from cards.model import Model
-from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.single import OneCheckpoint
 
 
-class Flux2:
+class Flux2(OneCheckpoint):
+    steps = "cards.flux2.steps"
+
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
+        super().__init__(model, checkpoint)
         model.choose()
-        self._model = model
-        self._checkpoint = checkpoint
-        self._precision = model.precision or checkpoint.precision
         self.card = text_to_image(model.name, checkpoint, self._precision)
         self.loops = loops(self.card, conditions_of(checkpoint))
 
-    def weights_digest(self) -> str:
-        return digest(self._checkpoint.stamps(self._model.files))
-
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
-        if request.negative_prompt and is_distilled(self._checkpoint):
-            return (
-                Notice("ignored", "negative_prompt", f"{self.card.name} is distilled, without guidance: it ignores it"),
-            )
-        return ()
-
-    def load(self, device: str) -> Components:
-        return Modules(self._checkpoint, self._precision, device)
-
-    def bodies(self) -> Mapping[str, StepBody]:
-        from cards.flux2 import steps
-
-        return steps.BODIES
+        if not is_distilled(self._checkpoint):
+            return ()
+        return no_guidance(request, "ignored", f"{self.card.name} is distilled, without guidance: it ignores it")
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Flux2:

@@ -12,7 +12,7 @@ from cards import canvas, lora
 from cards.card import LoopSpec, ModelCard, ParitySpec, Range, RecipeSpec
 from cards.checkpoint import Checkpoint
 from cards.counted import Counted
-from cards.family import Notice
+from cards.family import Notice, no_guidance
 from cards.loop import Loop, LoopContext, LoopState
 from cards.model import Model
 from cards.request import ResolvedRequest
@@ -108,6 +108,4 @@ def loops(card: ModelCard) -> tuple[Loop, ...]:
 
 
 def notices(request: ResolvedRequest) -> tuple[Notice, ...]:
-    if not request.negative_prompt:
-        return ()
-    return (Notice("unused", "negative_prompt", "is not used: a student runs without guidance"),)
+    return no_guidance(request, "unused", "is not used: a student runs without guidance")

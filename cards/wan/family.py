@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cards.checkpoint import Checkpoint, digest
+from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
 from cards.extensions.loops import CHOICES, bodies, notices
 from cards.family import Components, Family, Notice, StepBody
 from cards.invariant import row_by_row
-from cards.loop import Loop
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.single import OneCheckpoint
 from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
 from cards.wan import dmd
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 LOOPS = ("bidirectional", "causal")
 
 
-class Wan:
+class Wan(OneCheckpoint):
+    steps = "cards.wan.steps"
+
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
+        super().__init__(model, checkpoint)
         self._batched = model.options.get("cfg") == "batched"
         self._distilled = dmd.asked(model, checkpoint)
-        precision = model.precision or checkpoint.precision
-        self.loops: Mapping[str, Loop]
         if self._distilled:
             model.choose(recipe=("dmd",), loop=LOOPS[:1])
             self._solver = "euler"
-            self.card = dmd.student(video(model.name, checkpoint, precision, self._solver))
+            self.card = dmd.student(video(model.name, checkpoint, self._precision, self._solver))
             self.loops = loops(self.card, self._solver) | {loop.semantics: loop for loop in dmd.loops(self.card)}
         else:
             options = model.choose(
@@ -48,11 +49,8 @@ class Wan:
             )
             self._check_interceptor(model, options["interceptor"], LOW_NOISE in checkpoint.parts)
             self._solver, policy = options["solver"], POLICIES[options["cfg"]]
-            self.card = video(model.name, checkpoint, precision, self._solver, policy, options["interceptor"])
+            self.card = video(model.name, checkpoint, self._precision, self._solver, policy, options["interceptor"])
             self.loops = loops(self.card, self._solver, policy)
-        self._model = model
-        self._checkpoint = checkpoint
-        self._precision = precision
         self._tokens = TokenLimit(checkpoint.parts["tokenizer"].folder, TEXT_TOKENS)
 
     def _check_interceptor(self, model: Model, interceptor: str, experts: bool) -> None:
@@ -62,9 +60,6 @@ class Wan:
             raise InvalidCard(model.name, field, f"{interceptor} looks at one branch at a time; leave out cfg=batched")
         if interceptor != CHOICES[0] and experts:
             raise InvalidCard(model.name, field, f"{interceptor} would hand what one expert left to the other")
-
-    def weights_digest(self) -> str:
-        return digest(self._checkpoint.stamps(self._model.files))
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         self._tokens.check("prompt", request.prompt)
@@ -81,12 +76,8 @@ class Wan:
 
     def load(self, device: str) -> Components:
         by_row = partial(row_by_row, names=BY_ROW)
-        return Modules(
-            self._checkpoint,
-            self._precision,
-            device,
-            {"transformer": by_row, LOW_NOISE: by_row} if self._batched else {},
-        )
+        finish = {"transformer": by_row, LOW_NOISE: by_row} if self._batched else {}
+        return Modules(self._checkpoint, self._precision, device, finish)
 
     def reference(self, request: ResolvedRequest) -> "Mapping[str, torch.Tensor]":
         from cards.wan import reference

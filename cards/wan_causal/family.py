@@ -1,14 +1,11 @@
 """The Wan-causal family: a self-forcing student in one checkpoint directory, registered with `loop=causal`."""
 
-from collections.abc import Mapping
-
-from cards.checkpoint import Checkpoint, digest
+from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
-from cards.family import Components, Notice, StepBody
-from cards.loop import Loop
+from cards.family import Notice, no_guidance
 from cards.model import Model
-from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.single import OneCheckpoint
 from cards.tokens import TokenLimit
 from cards.wan.card import TEXT_TOKENS
 from cards.wan_causal.card import MOST_FRAMES, text_to_video
@@ -19,39 +16,25 @@ WINDOWS = ("-1", *map(str, range(CHUNK, MOST_FRAMES + 1)))
 SINKS = tuple(map(str, range(MOST_FRAMES)))
 
 
-class WanCausal:
+class WanCausal(OneCheckpoint):
     """Options: `window` is local_attn_size, of which the first `sink` frames of all (sink_size) are a part.
 
     With -1 a clip is at most as long as the window of all frames; any other window slides on for as long as one likes.
     """
 
+    steps = "cards.wan_causal.steps"
+
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
+        super().__init__(model, checkpoint)
         options = model.choose(loop=("causal", "bidirectional"), window=WINDOWS, sink=SINKS)
         window, sink = int(options["window"]), int(options["sink"])
         bounded, window = window != -1, MOST_FRAMES if window == -1 else window
         if sink + CHUNK > window:
             raise InvalidCard(model.name, "options.sink", f"{sink} and a chunk of {CHUNK} are more than {window}")
-        precision = model.precision or checkpoint.precision
-        self.card = text_to_video(model.name, checkpoint, precision, window, sink, bounded=bounded)
-        self.loops: Mapping[str, Loop] = loops(self.card, window, sink)
-        self._model = model
-        self._checkpoint = checkpoint
-        self._precision = precision
+        self.card = text_to_video(model.name, checkpoint, self._precision, window, sink, bounded=bounded)
+        self.loops = loops(self.card, window, sink)
         self._tokens = TokenLimit(checkpoint.parts["tokenizer"].folder, TEXT_TOKENS)
-
-    def weights_digest(self) -> str:
-        return digest(self._checkpoint.stamps(self._model.files))
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         self._tokens.check("prompt", request.prompt)
-        if not request.negative_prompt:
-            return ()
-        return (Notice("ignored", "negative_prompt", "this model runs without guidance and never reads it"),)
-
-    def load(self, device: str) -> Components:
-        return Modules(self._checkpoint, self._precision, device)
-
-    def bodies(self) -> Mapping[str, StepBody]:
-        from cards.wan_causal import steps
-
-        return steps.BODIES
+        return no_guidance(request, "ignored", "this model runs without guidance and never reads it")
