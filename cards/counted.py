@@ -1,10 +1,14 @@
 """A loop whose number of steps is known when it begins: what most loops are. Data only, no torch.
 
-A subclass says how many steps, what the scalars are, and what a step leaves.
+A subclass says how many steps, what the scalars are, and what a step leaves; `Simple` is told that instead.
 """
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from cards import canvas
 from cards.loop import Done, LoopContext, LoopState, StepOutput
 from cards.wire import Resources, Scalar, TensorRef, WorkPlan
 
@@ -62,3 +66,47 @@ class Counted:
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:
         return {}
+
+
+Scalars: TypeAlias = Callable[[LoopContext], dict[str, Scalar]]
+
+
+def nothing(context: LoopContext) -> dict[str, Scalar]:
+    return {}
+
+
+def size(context: LoopContext) -> dict[str, Scalar]:
+    """Of the picture that is asked for, in pixels."""
+    width, height, _ = canvas.pixels(context.request, context.card.output)
+    return {"width": width, "height": height}
+
+
+def fps(context: LoopContext) -> dict[str, Scalar]:
+    return {"fps": context.card.output.fps}
+
+
+class Simple(Counted):
+    """A loop that needs no class of its own: each step leaves the same names, which `makes` has; None promises none."""
+
+    def __init__(
+        self,
+        instance: str,
+        semantics: str,
+        makes: tuple[str, ...] | None = None,
+        scalars: Scalars = nothing,
+        steps: Callable[[LoopContext], int] | None = None,
+    ) -> None:
+        super().__init__(instance)
+        self.semantics = semantics
+        self._makes = makes
+        self._scalars = scalars
+        self._steps = steps
+
+    def steps(self, context: LoopContext) -> int:
+        return self._steps(context) if self._steps else super().steps(context)
+
+    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
+        return self._scalars(context)
+
+    def writes(self, state: LoopState) -> tuple[str, ...] | None:
+        return self._makes

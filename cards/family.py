@@ -47,7 +47,10 @@ class Made(Struct, frozen=True):
 Components: TypeAlias = Mapping[str, Any]
 """Resident modules by component name."""
 
-StepBody: TypeAlias = "Callable[[Components, WorkPlan, Mapping[str, torch.Tensor]], Made]"
+Reads: TypeAlias = "Mapping[str, torch.Tensor]"
+"""The tensors that a plan reads, by name."""
+
+StepBody: TypeAlias = "Callable[[Components, WorkPlan, Reads], Made]"
 """A pure function of resident components, a plan and the tensors the plan reads."""
 
 

@@ -7,6 +7,9 @@ is, asked for one step, and thrown away; so two jobs cannot meet in one, and a s
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cards.checkpoint import Checkpoint
+from cards.errors import BadCheckpoint
+
 if TYPE_CHECKING:
     import torch
 
@@ -101,12 +104,17 @@ def shifted(template: Any, shift: float) -> Any:
     return type(template).from_config(template.config, **known)
 
 
-def fresh(template: Any, solver: Solver, steps: int, shift: float) -> Any:
-    """The same before the first of so many steps."""
-    scheduler = shifted(template, shift)
-    scheduler.set_timesteps(steps, **solver.schedule(steps))
+def begun(template: Any, *steps: int, **schedule: Any) -> Any:
+    """A new scheduler of the template's class and config, before the first step of what `set_timesteps` is given."""
+    scheduler = type(template).from_config(template.config)
+    scheduler.set_timesteps(*steps, **schedule)
     scheduler.set_begin_index(0)
     return scheduler
+
+
+def fresh(template: Any, solver: Solver, steps: int, shift: float) -> Any:
+    """The same for a solver's schedule, with another flow shift."""
+    return begun(shifted(template, shift), steps, **solver.schedule(steps))
 
 
 SOLVERS: Mapping[str, Solver] = {"euler": Euler(), "unipc": UniPC(), "flow_unipc": FlowUniPC()}
@@ -116,3 +124,15 @@ OF_SCHEDULER: Mapping[str, tuple[str, ...]] = {
     "UniPCMultistepScheduler": ("unipc", "flow_unipc"),
 }
 """The solvers that a checkpoint's scheduler can be; the first is the one that it is."""
+
+
+def of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Those that the checkpoint's scheduler can be, first the one that it was published with. Raises BadCheckpoint."""
+    checkpoint.require("scheduler")
+    scheduler = checkpoint.parts["scheduler"]
+    if scheduler.class_name not in OF_SCHEDULER:
+        problem = f"{scheduler.class_name} is no solver here; there are {', '.join(OF_SCHEDULER)}"
+        raise BadCheckpoint(scheduler.folder, problem)
+    if (order := scheduler.config().get("solver_order", ORDER)) != ORDER:
+        raise BadCheckpoint(scheduler.folder, f"solver_order is {order}; the solvers here are of order {ORDER}")
+    return OF_SCHEDULER[scheduler.class_name]

@@ -8,103 +8,89 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import Flux2KleinPipeline as Pipeline
-from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
+from diffusers import Flux2KleinPipeline
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
-from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from cards import media
-from cards.family import Artifact, Components, Made, StepBody
-from cards.guidance import ClassifierFree, GuidancePolicy
-from cards.solvers import Euler
+from cards.family import Components, Made, Reads, StepBody
+from cards.guidance import ClassifierFree
+from cards.picture import PARTS, drawn
+from cards.solvers import SOLVERS, begun
 from cards.wire import WorkPlan
 
-Reads = Mapping[str, Tensor]
-
-GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
+GUIDANCE = ClassifierFree("text", "negative")
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     """Each prompt to (1, L, D), in the chat's template and padded as the pipeline does it."""
-    pipeline = Pipeline(None, None, components["text_encoder"], components["tokenizer"], None)
-    conditions = plan.writes or ()
-    return Made({name: pipeline.encode_prompt(str(plan.scalars[name]))[0] for name in conditions})
+    pipeline = _pipeline(components, "tokenizer", "text_encoder")
+    return Made({name: pipeline.encode_prompt(str(plan.scalars[name]))[0] for name in plan.writes or ()})
 
 
 def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
-    """The latent (1, H * W, C) one step nearer to the picture."""
-    transformer, text = components["transformer"], reads["text"]
-    latent_BLC = reads["latent"] if "latent" in reads else _noise(components, plan, text.dtype)
-    scheduler = _scheduler(components, plan, tokens=latent_BLC.shape[1])
-    t_B = scheduler.timesteps[plan.step].expand(1).to(latent_BLC.dtype)
+    """The latent (1, H * W, C) one step nearer to the picture. The shift grows with H * W, and falls with the steps."""
+    pipeline, steps = _pipeline(components, "transformer", "vae"), int(plan.scalars["steps"])
+    transformer = pipeline.transformer
+    latent_BLC = reads["latent"] if "latent" in reads else _noise(pipeline, plan, reads["text"].dtype)
+    mu = compute_empirical_mu(image_seq_len=latent_BLC.shape[1], num_steps=steps)
+    scheduler = begun(components["scheduler"], sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
     outputs = {
         branch: transformer(
             hidden_states=latent_BLC.to(transformer.dtype),
-            timestep=t_B / 1000,
+            timestep=scheduler.timesteps[plan.step].expand(1).to(latent_BLC) / 1000,
             guidance=None,
             encoder_hidden_states=reads[branch],
-            txt_ids=Pipeline._prepare_text_ids(reads[branch]),
-            img_ids=_places(components, plan),
+            txt_ids=pipeline._prepare_text_ids(reads[branch]).to(latent_BLC.device),
+            img_ids=_places(pipeline, plan, latent_BLC),
             return_dict=False,
         )[0]
         for branch in GUIDANCE.branches(plan.scalars)
     }
     velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
-    return Made(Euler().advance(scheduler, plan.step, latent_BLC, velocity, {}), remembered)
+    return Made(SOLVERS["euler"].advance(scheduler, plan.step, latent_BLC, velocity, {}), remembered)
 
 
 def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     """The picture, uint8 (H', W', 3), and its PNG."""
-    vae = components["vae"]
-    height, width = _tokens(components, plan)
-    latent = Pipeline._unpack_latents_with_ids(reads["latent"], _places(components, plan), height, width)
-    pixels = vae.decode(Pipeline._unpatchify_latents(_unscaled(vae, latent)), return_dict=False)[0]
-    [picture] = Flux2ImageProcessor(vae_scale_factor=_pixels_per_token(vae)).postprocess(pixels, output_type="pil")
-    image = np.array(picture)
-    png = Artifact("image.png", "image/png", media.still(image))
-    return Made({"image": torch.from_numpy(image)}, artifacts=(png,))
+    pipeline, vae, latent_BLC = _pipeline(components, "vae"), components["vae"], reads["latent"]
+    places = _places(pipeline, plan, latent_BLC)
+    latent_BCHW = pipeline._unpack_latents_with_ids(latent_BLC, places, *_tokens(pipeline, plan))
+    pixels = vae.decode(pipeline._unpatchify_latents(_unscaled(vae, latent_BCHW)), return_dict=False)[0]
+    [picture] = pipeline.image_processor.postprocess(pixels, output_type="pil")
+    return drawn(picture)
 
 
-def _noise(components: Components, plan: WorkPlan, dtype: torch.dtype) -> Tensor:
+def _pipeline(components: Components, *names: str) -> Any:
+    """The reference pipeline with some of its modules, for its methods."""
+    return Flux2KleinPipeline(**{name: components[name] if name in names else None for name in PARTS})
+
+
+def _noise(pipeline: Any, plan: WorkPlan, dtype: torch.dtype) -> Tensor:
     """Drawn channel by channel and then packed, which leaves the channels far apart in memory: they stay so."""
-    shape = (1, components["transformer"].config.in_channels, *_tokens(components, plan))
-    generator = torch.Generator().manual_seed(int(plan.scalars["seed"]))
-    packed: Tensor = Pipeline._pack_latents(randn_tensor(shape, generator=generator, dtype=dtype))
-    return packed
+    channels, device = pipeline.transformer.config.in_channels // 4, pipeline.transformer.device
+    height, width, seed = (int(plan.scalars[name]) for name in ("height", "width", "seed"))
+    generator = torch.Generator().manual_seed(seed)
+    noise: Tensor = pipeline.prepare_latents(1, channels, height, width, dtype, device, generator)[0]
+    return noise
 
 
-def _scheduler(components: Components, plan: WorkPlan, tokens: int) -> Any:
-    """A new one at its first step. The shift grows with the number of tokens, and falls with that of steps."""
-    template, steps = components["scheduler"], int(plan.scalars["steps"])
-    scheduler = type(template).from_config(template.config)
-    scheduler.set_timesteps(
-        sigmas=np.linspace(1.0, 1 / steps, steps), mu=compute_empirical_mu(image_seq_len=tokens, num_steps=steps)
-    )
-    scheduler.set_begin_index(0)
-    return scheduler
-
-
-def _places(components: Components, plan: WorkPlan) -> Tensor:
+def _places(pipeline: Any, plan: WorkPlan, latent_BLC: Tensor) -> Tensor:
     """Where each token of the picture is, (1, H * W, 4)."""
-    ids: Tensor = Pipeline._prepare_latent_ids(torch.empty(1, 0, *_tokens(components, plan)))
-    return ids
+    places: Tensor = pipeline._prepare_latent_ids(torch.empty(1, 0, *_tokens(pipeline, plan)))
+    return places.to(latent_BLC.device)
 
 
-def _tokens(components: Components, plan: WorkPlan) -> tuple[int, int]:
-    size = _pixels_per_token(components["vae"])
-    return int(plan.scalars["height"]) // size, int(plan.scalars["width"]) // size
-
-
-def _pixels_per_token(vae: Any) -> int:
-    return 1 << len(vae.config.block_out_channels)
+def _tokens(pipeline: Any, plan: WorkPlan) -> tuple[int, int]:
+    """H and W: a token is two latents wide and high."""
+    pixels = 2 * pipeline.vae_scale_factor
+    return int(plan.scalars["height"]) // pixels, int(plan.scalars["width"]) // pixels
 
 
 def _unscaled(vae: Any, latent_BCHW: Tensor) -> Tensor:
     """From the transformer's scale to the VAE's, in the pipeline's order of operations."""
-    mean = vae.bn.running_mean.view(1, -1, 1, 1).to(latent_BCHW.device, latent_BCHW.dtype)
-    std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps)
-    unscaled: Tensor = latent_BCHW * std.to(latent_BCHW.device, latent_BCHW.dtype) + mean
+    mean = vae.bn.running_mean.view(1, -1, 1, 1).to(latent_BCHW)
+    std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(latent_BCHW)
+    unscaled: Tensor = latent_BCHW * std + mean
     return unscaled
 
 

@@ -1,29 +1,13 @@
 """The loops of LTX-2: encode, denoise in one stage or two with an upsampler between, decode both, render. No torch."""
 
+from functools import partial
+
 from cards import canvas
 from cards.card import ModelCard
-from cards.counted import Counted
+from cards.counted import Counted, Simple, fps
 from cards.loop import Loop, LoopContext, LoopState
 from cards.ltx2.card import UPSAMPLED, Version
 from cards.wire import Scalar
-
-
-class EncodeText(Counted):
-    """What the connectors make of the prompts. The text encoder's own layers, 385 MB of them, are not kept."""
-
-    semantics = "ltx2.encode_text/1"
-
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        request = context.request
-        scales = guidance(context)
-        return {
-            "prompt": request.prompt,
-            "negative_prompt": request.negative_prompt,
-            "negative": max(float(scales["video.scale"]), float(scales["audio.scale"])) > 1,
-        }
-
-    def writes(self, state: LoopState) -> tuple[str, ...]:
-        return ("text", "audio_text", "mask")
 
 
 class Denoise(Counted):
@@ -55,29 +39,18 @@ class Denoise(Counted):
         return ("latent", "audio", "generator") if first else ("latent", "audio")
 
 
-class Sized(Counted):
-    """One step that makes some tensors of latents, and is told how large the clip is."""
-
-    def __init__(self, instance: str, semantics: str, *makes: str, shrink: int = 1) -> None:
-        super().__init__(instance)
-        self.semantics = semantics
-        self._makes = makes
-        self._shrink = shrink
-
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        return grid(context, self._shrink)
-
-    def writes(self, state: LoopState) -> tuple[str, ...]:
-        return self._makes
+def prompts(context: LoopContext) -> dict[str, Scalar]:
+    scales = guidance(context)
+    return {
+        "prompt": context.request.prompt,
+        "negative_prompt": context.request.negative_prompt,
+        "negative": max(float(scales["video.scale"]), float(scales["audio.scale"])) > 1,
+    }
 
 
-class Render(Counted):
-    semantics = "ltx2.render/1"
-
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        output = context.card.output
-        assert output.sample_rate
-        return {"fps": output.fps, "sample_rate": output.sample_rate}
+def rates(context: LoopContext) -> dict[str, Scalar]:
+    assert context.card.output.sample_rate
+    return {**fps(context), "sample_rate": context.card.output.sample_rate}
 
 
 def guidance(context: LoopContext) -> dict[str, Scalar]:
@@ -91,7 +64,7 @@ def guidance(context: LoopContext) -> dict[str, Scalar]:
     return card | {"video.scale": context.request.guidance}
 
 
-def grid(context: LoopContext, shrink: int) -> dict[str, Scalar]:
+def grid(context: LoopContext, shrink: int = 1) -> dict[str, Scalar]:
     """The clip of one stage: pixels, frames, frames per second."""
     width, height, frames = canvas.pixels(context.request, context.card.output)
     return {
@@ -105,14 +78,15 @@ def grid(context: LoopContext, shrink: int) -> dict[str, Scalar]:
 def loops(card: ModelCard, version: Version) -> dict[str, Loop]:
     name = card.name
     made: tuple[Loop, ...] = (
-        EncodeText(name),
+        # the text encoder's own layers, 385 MB of them, are not kept
+        Simple(name, "ltx2.encode_text/1", ("text", "audio_text", "mask"), prompts),
         Denoise(name, "ltx2.guided/1", version),
         Denoise(name, "ltx2.base/1", version, shrink=UPSAMPLED),
-        Sized(name, "ltx2.upsample/1", "latent", "audio", shrink=UPSAMPLED),
+        Simple(name, "ltx2.upsample/1", ("latent", "audio"), partial(grid, shrink=UPSAMPLED)),
         Denoise(name, "ltx2.refine/1", version),
-        Sized(name, "ltx2.decode_video/1", "frames"),
-        Sized(name, "ltx2.decode_audio/1", "waveform"),
-        Render(name),
+        Simple(name, "ltx2.decode_video/1", ("frames",), grid),
+        Simple(name, "ltx2.decode_audio/1", ("waveform",), grid),
+        Simple(name, "ltx2.render/1", scalars=rates),
     )
     return {loop.semantics: loop for loop in made}
 

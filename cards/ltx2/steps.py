@@ -14,13 +14,11 @@ from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 from torch import Tensor
 
 from cards import media
-from cards.family import Artifact, Components, Made, StepBody
+from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.ltx2 import guidance
 from cards.ltx2.card import TEXT_TOKENS
-from cards.solvers import SOLVERS
+from cards.solvers import SOLVERS, begun
 from cards.wire import WorkPlan
-
-Reads = Mapping[str, Tensor]
 
 PARTS = ("scheduler", "vae", "audio_vae", "text_encoder", "tokenizer", "connectors", "transformer", "vocoder")
 
@@ -222,16 +220,12 @@ def _each(whole: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
 def _scheduler(template: Any, plan: WorkPlan, tokens: int) -> Any:
     """At the levels that the card names, as they are; or at the scheduler's own, shifted for so many tokens."""
     if sigmas := _sigmas(plan):
-        scheduler = type(template).from_config(template.config, use_dynamic_shifting=False, shift_terminal=None)
-        scheduler.set_timesteps(sigmas=sigmas)
-    else:
-        steps, config = int(plan.scalars["steps"]), template.config
-        bounds = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
-        mu = calculate_shift(tokens, *(config.get(name, default) for name, default in bounds.items()))
-        scheduler = type(template).from_config(config)
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-    scheduler.set_begin_index(0)
-    return scheduler
+        as_they_are = type(template).from_config(template.config, use_dynamic_shifting=False, shift_terminal=None)
+        return begun(as_they_are, sigmas=sigmas)
+    steps, config = int(plan.scalars["steps"]), template.config
+    bounds = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
+    mu = calculate_shift(tokens, *(config.get(name, default) for name, default in bounds.items()))
+    return begun(template, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
 
 def _sigmas(plan: WorkPlan) -> list[float]:

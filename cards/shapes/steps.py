@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from cards import media, sampling
-from cards.family import Artifact, Components, Made, StepBody
+from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.shapes.card import CARD, SCALE
 from cards.shapes.model import CONFIG
 from cards.shapes.vocabulary import tokenize
 from cards.wire import WorkPlan
-
-Reads = Mapping[str, Tensor]
 
 GUIDANCE: GuidancePolicy = ClassifierFree("text", "negative")
 

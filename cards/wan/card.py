@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from cards import lora, solvers
+from cards import lora
 from cards.card import (
     REQUEST,
     Canvas,
@@ -172,15 +172,3 @@ def output(checkpoint: Checkpoint, presets: tuple[Preset, ...]) -> OutputSpec:
 def scale_of(vae: dict[str, Any]) -> tuple[int, int]:
     """Pixels and frames per latent."""
     return int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
-
-
-def solvers_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Those that the checkpoint's scheduler can be, first the one that it was published with. Raises BadCheckpoint."""
-    checkpoint.require("scheduler")
-    scheduler = checkpoint.parts["scheduler"]
-    known = solvers.OF_SCHEDULER
-    if scheduler.class_name not in known:
-        raise BadCheckpoint(scheduler.folder, f"{scheduler.class_name} is no solver here; there are {', '.join(known)}")
-    if (order := scheduler.config().get("solver_order", solvers.ORDER)) != solvers.ORDER:
-        raise BadCheckpoint(scheduler.folder, f"solver_order is {order}; the solvers here are of order {solvers.ORDER}")
-    return known[scheduler.class_name]

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from cards import canvas, lora
 from cards.card import LoopSpec, ModelCard, ParitySpec, Range, RecipeSpec
 from cards.checkpoint import Checkpoint
-from cards.counted import Counted
+from cards.counted import Counted, Simple
 from cards.family import Notice, no_guidance
 from cards.loop import Loop, LoopContext, LoopState
 from cards.model import Model
 from cards.request import ResolvedRequest
-from cards.wan.loops import EncodeText
+from cards.wan.loops import prompt
 from cards.wire import Scalar, TensorRef, WorkPlan
 
 PIPELINE = "WanDMDPipeline"
@@ -28,6 +28,7 @@ FASTWAN = (1000, 757, 522)
 SHIFT = 8.0
 
 SEMANTICS = "wan.dmd/1"
+ENCODE_PROMPT = "wan.encode_prompt/1"
 
 
 def asked(model: Model, checkpoint: Checkpoint) -> bool:
@@ -43,7 +44,7 @@ def student(base: ModelCard, timesteps: tuple[int, ...] = FASTWAN) -> ModelCard:
         base,
         loops=base.loops
         | {
-            "encode_text": replace(base.loops["encode_text"], semantics=EncodePrompt.semantics),
+            "encode_text": replace(base.loops["encode_text"], semantics=ENCODE_PROMPT),
             "denoise": LoopSpec(semantics=SEMANTICS, components=("transformer", "vae")),
         },
         recipe=RecipeSpec(
@@ -63,18 +64,6 @@ def student(base: ModelCard, timesteps: tuple[int, ...] = FASTWAN) -> ModelCard:
         ),
         program=replace(base.program, nodes=tuple(nodes.values())),
     )
-
-
-class EncodePrompt(EncodeText):
-    """The prompt alone."""
-
-    semantics = "wan.encode_prompt/1"
-
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        return {"prompt": context.request.prompt}
-
-    def writes(self, state: LoopState) -> tuple[str, ...]:
-        return ("text",)
 
 
 class DenoiseDmd(Counted):
@@ -104,7 +93,7 @@ class DenoiseDmd(Counted):
 
 
 def loops(card: ModelCard) -> tuple[Loop, ...]:
-    return EncodePrompt(card.name), DenoiseDmd(card.name)
+    return Simple(card.name, ENCODE_PROMPT, ("text",), prompt), DenoiseDmd(card.name)
 
 
 def notices(request: ResolvedRequest) -> tuple[Notice, ...]:

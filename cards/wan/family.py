@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cards import solvers
 from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
 from cards.extensions.loops import CHOICES, bodies, notices
@@ -16,7 +17,7 @@ from cards.single import OneCheckpoint
 from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
 from cards.wan import dmd
-from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS, solvers_of, video
+from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 from cards.wan_causal.family import WanCausal
@@ -42,7 +43,7 @@ class Wan(OneCheckpoint):
         else:
             options = model.choose(
                 loop=LOOPS,
-                solver=solvers_of(checkpoint),
+                solver=solvers.of(checkpoint),
                 recipe=("base", "dmd"),
                 cfg=(*POLICIES,),
                 interceptor=CHOICES,

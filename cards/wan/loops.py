@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from cards import canvas, lora
 from cards.card import ModelCard
-from cards.counted import Counted
+from cards.counted import Counted, Simple, fps
 from cards.extensions.loops import with_interceptors
 from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.loop import Loop, LoopContext, LoopState, StepOutput
@@ -17,31 +17,6 @@ GUIDANCE: Mapping[str, GuidancePolicy] = {
     "cfg": ClassifierFree("text", "negative"),
     "cfg_batched": ClassifierFree("text", "negative", together=True),
 }
-
-
-class EncodeText(Counted):
-    semantics = "wan.encode_text/1"
-
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        return {"prompt": context.request.prompt, "negative_prompt": context.request.negative_prompt}
-
-    def writes(self, state: LoopState) -> tuple[str, ...]:
-        return ("text", "negative")
-
-
-class EncodeImage(Counted):
-    """The picture as a latent clip that begins with it; with CLIP also what an image encoder sees in it."""
-
-    def __init__(self, instance: str, semantics: str, outputs: tuple[str, ...]) -> None:
-        super().__init__(instance)
-        self.semantics = semantics
-        self._outputs = outputs
-
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        return _size(context)
-
-    def writes(self, state: LoopState) -> tuple[str, ...]:
-        return self._outputs
 
 
 class Denoise(Counted):
@@ -104,7 +79,7 @@ class DecodeVae(Counted):
         return (canvas.pixels(context.request, context.card.output)[2] - 1) // self._frames_multiple + 1
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        return {"fps": context.card.output.fps}
+        return fps(context)
 
     def plan(self, state: LoopState) -> WorkPlan:
         cache = {name: ref for name, ref in state.tensors.items() if name == "cache"}
@@ -120,11 +95,12 @@ class DecodeVae(Counted):
         return {name: ref for name, ref in state.tensors.items() if name != "cache"}
 
 
-class Render(Counted):
-    semantics = "wan.render/1"
+def prompts(context: LoopContext) -> dict[str, Scalar]:
+    return {"prompt": context.request.prompt, "negative_prompt": context.request.negative_prompt}
 
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        return {"fps": context.card.output.fps}
+
+def prompt(context: LoopContext) -> dict[str, Scalar]:
+    return {"prompt": context.request.prompt}
 
 
 def _size(context: LoopContext) -> dict[str, Scalar]:
@@ -134,9 +110,10 @@ def _size(context: LoopContext) -> dict[str, Scalar]:
 def loops(card: ModelCard, solver: str, policy: str = "cfg") -> dict[str, Loop]:
     assert card.output.canvas
     made: tuple[Loop, ...] = (
-        EncodeText(card.name),
+        Simple(card.name, "wan.encode_text/1", ("text", "negative"), prompts),
         *(
-            EncodeImage(card.name, card.loops[node.loop].semantics, node.outputs)
+            # the picture as a latent clip that begins with it; with CLIP also what an image encoder sees in it
+            Simple(card.name, card.loops[node.loop].semantics, node.outputs, _size)
             for node in card.program.nodes
             if node.loop == "encode_image"
         ),
@@ -146,6 +123,6 @@ def loops(card: ModelCard, solver: str, policy: str = "cfg") -> dict[str, Loop]:
             GUIDANCE[policy].branches,
         ),
         DecodeVae(card.name, card.output.canvas.frames_multiple),
-        Render(card.name),
+        Simple(card.name, "wan.render/1", scalars=fps),
     )
     return {loop.semantics: loop for loop in made}

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from cards import lora, media, pack, sampling
-from cards.family import Artifact, Components, Made, StepBody
+from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.folding import MADE
 from cards.forward import Through, whole
 from cards.solvers import SOLVERS, fresh
@@ -24,7 +24,6 @@ from cards.wan.forward import WanForward
 from cards.wan.loops import GUIDANCE
 from cards.wire import Scalar, WorkPlan
 
-Reads = Mapping[str, Tensor]
 Scalars = Mapping[str, Scalar]
 
 

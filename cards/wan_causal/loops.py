@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from cards import canvas
 from cards.card import ModelCard
-from cards.counted import Counted
+from cards.counted import Counted, Simple, fps
 from cards.loop import Loop, LoopContext, LoopState, StepOutput
-from cards.wan.loops import Render
+from cards.wan.loops import prompt
 from cards.wan_causal.card import DENOISING_STEPS, semantics
 from cards.wan_causal.window import chunks, visible
 from cards.wire import Scalar, TensorRef, WorkPlan
@@ -21,16 +21,6 @@ from cards.wire import Scalar, TensorRef, WorkPlan
 DENOISE = len(DENOISING_STEPS)
 KNOWN = ("context", "decode")
 FRESH = (*("denoise" for _ in DENOISING_STEPS), *KNOWN)
-
-
-class EncodeText(Counted):
-    semantics = "wan_causal.encode_text/1"
-
-    def scalars(self, context: LoopContext) -> dict[str, Scalar]:
-        return {"prompt": context.request.prompt}
-
-    def writes(self, state: LoopState) -> tuple[str, ...]:
-        return ("text",)
 
 
 class At(Struct, frozen=True):
@@ -139,5 +129,9 @@ def _named(tensors: dict[str, TensorRef], names: Iterable[str]) -> dict[str, Ten
 
 
 def loops(card: ModelCard, window: int, sink: int) -> dict[str, Loop]:
-    made: tuple[Loop, ...] = (EncodeText(card.name), Rollout(card.name, window, sink), Render(card.name))
+    made: tuple[Loop, ...] = (
+        Simple(card.name, "wan_causal.encode_text/1", ("text",), prompt),
+        Rollout(card.name, window, sink),
+        Simple(card.name, "wan.render/1", scalars=fps),
+    )
     return {loop.semantics: loop for loop in made}

@@ -10,7 +10,7 @@ from diffusers import WanPipeline
 from torch import Tensor
 
 from cards import media, pack
-from cards.family import Artifact, Components, Made, StepBody
+from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.sampling import noise, noise_seed
 from cards.wan.card import TEXT_TOKENS, scale_of
 from cards.wan.steps import decode_frames, render
@@ -18,8 +18,6 @@ from cards.wan_causal.card import DENOISING_STEPS
 from cards.wan_causal.forward import KeysValues, forward
 from cards.wan_causal.window import CHUNK, visible
 from cards.wire import WorkPlan
-
-Reads = Mapping[str, Tensor]
 
 TABLE = 1000
 
