@@ -113,6 +113,10 @@ class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preview_every: Word | UnsetType = UNSET
     priority: Word | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
+    strengths: tuple[float, ...] | UnsetType = UNSET
+    """Of the job's LoRAs, in their order."""
+    interceptors: dict[str, float] | UnsetType = UNSET
+    """Those of the job, with other thresholds."""
 
 
 class Fork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

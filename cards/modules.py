@@ -13,6 +13,10 @@ log = logging.getLogger("keyframe.cards")
 
 LIBRARIES = ("diffusers", "transformers")
 
+PINNED = {"CLIPImageProcessor": "CLIPImageProcessorPil"}
+"""Of a class with several backends the one that every machine has: by default it is whichever is installed, and they
+resize to other bits."""
+
 NOTHING: Mapping[str, Callable[[Any], None]] = {}
 
 
@@ -67,6 +71,6 @@ def _as_it_is(module: Any) -> None:
 
 
 def class_of(part: Part) -> Any:
-    """The class that the model index names: of a library, or of one of diffusers' pipelines."""
+    """The class that the model index names, or its pinned backend: of a library, or of one of diffusers' pipelines."""
     module = part.library if part.library in LIBRARIES else f"diffusers.pipelines.{part.library}"
-    return getattr(import_module(module), part.class_name)
+    return getattr(import_module(module), PINNED.get(part.class_name, part.class_name))

@@ -1,6 +1,7 @@
 """What a caller may ask of a card, and its limits."""
 
 import random
+from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -69,6 +70,10 @@ class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     preview_every: int | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
+    strengths: tuple[float, ...] | UnsetType = UNSET
+    """Of the job's LoRAs, in their order: the files stay as they are."""
+    interceptors: dict[str, float] | UnsetType = UNSET
+    """Those of the job, with other thresholds."""
 
     @property
     def fields(self) -> dict[str, object]:
@@ -78,8 +83,23 @@ class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def revise(request: ResolvedRequest, changes: RequestChanges, card: ModelCard) -> ResolvedRequest:
     """The request with some fields changed, checked like any other. Raises InvalidRequest."""
-    asked = GenerationRequest(**structs.asdict(request) | changes.fields)
-    return resolve(asked, card, random.Random())  # a seed is there: nothing is drawn
+    fields = structs.asdict(request) | changes.fields
+    if (strengths := fields.pop("strengths", None)) is not None:
+        fields["loras"] = _with_strengths(request.loras, strengths)
+    if fields["interceptors"].keys() != request.interceptors.keys():
+        kept = ", ".join(request.interceptors) or "none"
+        raise InvalidRequest(
+            "interceptors", f"stay those of the job ({kept}), with other thresholds if need be; submit anew"
+        )
+    return resolve(GenerationRequest(**fields), card, random.Random())  # a seed is there: nothing is drawn
+
+
+def _with_strengths(loras: Sequence[Lora], strengths: Sequence[float]) -> tuple[Lora, ...]:
+    if len(strengths) != len(loras):
+        raise InvalidRequest(
+            "strengths", f"are {len(strengths)} for {len(loras)} LoRAs; give one for each, in their order"
+        )
+    return tuple(structs.replace(lora, strength=one) for lora, one in zip(loras, strengths, strict=True))
 
 
 def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) -> ResolvedRequest:

@@ -168,42 +168,42 @@ async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path
     Raises BadBundle, JobExists, Unrunnable, StoreUnavailable.
     """
     bundle = await anyio.to_thread.run_sync(read, file)
-    manifest = bundle.manifest
     _check_state(file, bundle, registry)
     inline = await anyio.to_thread.run_sync(_keep_blobs, file, blobs, _required(bundle))
     copy = _copy(bundle, inline, at)
-    try:
-        await journal.adopt(copy)
-    except StreamConflict as error:
-        if not await _make_way(journal, bundle):
-            raise JobExists(manifest.job) from error
-        await journal.adopt(copy)
+    await _adopt(journal, bundle, copy)
     return restore(_head(copy)).job
+
+
+async def _adopt(journal: Journal, bundle: Bundle, copy: StreamCopy) -> None:
+    """Raises JobExists."""
+    while True:
+        try:
+            return await journal.adopt(copy)
+        except StreamConflict as error:
+            if not await _make_way(journal, bundle):
+                raise JobExists(bundle.manifest.job) from error
 
 
 async def _make_way(journal: Journal, bundle: Bundle) -> bool:
     """Forget what is here of a job that moved away and comes back with all of it, or was being forgotten anyway.
 
-    Whether it is one of these.
+    Whether it is one of these. Another engine may forget it at the same time, or may have done so: look again.
     """
     name = stream(bundle.manifest.job)
     here = await journal.load(name)
     if here is None:
-        return await _end_purge(journal, name)
+        with suppress(StreamConflict):
+            await journal.purge(name, expected=0, epoch=0)
+        return True
     if restore(here).job.state is not State.MOVED:
         return False
     before = [event.hash async for event in history(journal, name)][:-1]  # but for the word that it went
     if before != [event.hash for event in bundle.events[: len(before)]]:
         return False
-    await journal.purge(name, expected=here.version, epoch=here.epoch)
+    with suppress(StreamConflict):
+        await journal.purge(name, expected=here.version, epoch=here.epoch)
     return True
-
-
-async def _end_purge(journal: Journal, name: str) -> bool:
-    """Forget the rest of a stream whose purge was cut off. Whether there is nothing in the way any more."""
-    if name in await journal.purging():
-        await journal.purge(name, expected=0, epoch=0)
-    return await journal.load(name) is None
 
 
 def read(file: Path) -> Bundle:

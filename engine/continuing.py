@@ -58,6 +58,20 @@ def earlier(job: Job, card: ModelCard, model: ModelIdentity) -> Earlier:
     return Earlier(job, inputs)
 
 
+def check_fork(before: ResolvedRequest, request: ResolvedRequest, card: ModelCard) -> None:
+    """A fork of a job that goes on from another does so, too, from the same outputs. Raises InvalidRequest."""
+    if before.continues is None:
+        return
+    width, height, frames = canvas.pixels(before, card.output)
+    asked = canvas.pixels(request, card.output)
+    if asked[:2] != (width, height):
+        raise InvalidRequest("size", f"{request.size}: the job continues one of {width}x{height}; leave it out")
+    if asked[2] < frames:
+        raise InvalidRequest(
+            "frames", f"{asked[2]}: the job has {frames}; ask for more, or submit one that continues {before.continues}"
+        )
+
+
 def names(card: ModelCard) -> dict[str, str]:
     """The card's inputs that are outputs of an earlier job, each as `node.output`."""
     inputs = {} if card.inputs is UNSET else card.inputs

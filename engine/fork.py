@@ -14,7 +14,7 @@ from cards.errors import InvalidRequest
 from cards.family import Family
 from cards.loop import LoopState
 from cards.request import RequestChanges, ResolvedRequest, revise
-from engine import driver
+from engine import continuing, driver
 from engine.course import Walked, course, opening, up_to
 from engine.events import (
     JobAdmitted,
@@ -59,6 +59,7 @@ def change(walked: Walked, changes: RequestChanges, family: Family) -> RequestCh
         return None
     if ended(job, family):
         raise InvalidRequest(next(iter(changes.fields)), "all steps are done there; fork at an earlier one")
+    continuing.check_fork(job.request, request, family.card)
     notices = tuple(NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(request))
     return RequestChanged(request=request, route=_route(walked, family, request), notices=notices)
 

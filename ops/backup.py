@@ -59,7 +59,7 @@ def backup(url: str, blobs: Blobs | None, file: Path, progress: Progress, clock:
 
 
 def _backup(url: str, blobs: Blobs | None, file: Path, progress: Progress) -> Manifest:
-    there = _there(blobs)  # before the rows: what is swept from here on is missed
+    there = _there(blobs, progress)  # before the rows: what is swept from here on is missed
     with _new(file) as out, tarfile.open(fileobj=out, mode="w") as tar, dump.snapshot(url) as taken:
         rows = dict.fromkeys(dump.TABLES, 0)
         members: dict[str, str] = {}
@@ -102,8 +102,12 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def _there(blobs: Blobs | None) -> set[str]:
-    return {stored.digest for stored in blobs.listing(0.0)} if blobs is not None else set()
+def _there(blobs: Blobs | None, progress: Progress) -> set[str]:
+    there = set()
+    for count, stored in enumerate(blobs.listing(0.0) if blobs is not None else (), start=1):
+        there.add(stored.digest)
+        progress("listing blobs", count)
+    return there
 
 
 def _add_blobs(tar: tarfile.TarFile, blobs: Blobs, there: set[str], wanted: list[str], progress: Progress) -> int:

@@ -48,6 +48,7 @@ async def examine(settings: Settings, clock: Clock) -> list[Finding]:
         findings += [_schema(settings), _clock(settings, clock)]
         async with open_journal(settings.store_url, writable=False) as journal:
             findings += [finding async for finding in _store(journal, settings)]
+            await journal.identity()  # without one nothing can be collected
     except StoreError as error:
         return [*findings, Finding("store", "wrong", str(error))]
     return findings

@@ -12,6 +12,7 @@ StoreError
  - BadStoreUrl        a URL that names no store
  - BadQuestion        a statement that is not one question
  - QuestionTooLong    a statement that takes too long
+ - NoIdentity         a store that does not know which one it is
  - StoreNotEmpty      what is to be filled has something in it
  - DamagedDump        what is to fill a store is not what was once in one
 """
@@ -84,6 +85,14 @@ class BadQuestion(StoreError):
 class QuestionTooLong(StoreError):
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the statement took longer than {timeout_s:g} s: ask for less, or give it more time")
+
+
+class NoIdentity(StoreError):
+    def __init__(self) -> None:
+        super().__init__(
+            "the store has lost its identity: table identity is empty; `engine-admin db backup` it, and "
+            "`engine-admin db restore` that into an empty store"
+        )
 
 
 class StoreNotEmpty(StoreError):

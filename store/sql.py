@@ -14,7 +14,7 @@ from store import reads, upkeep
 from store.blobs import verified
 from store.database import Database
 from store.driver import DIALECTS
-from store.errors import StoreUnavailable
+from store.errors import NoIdentity, StoreUnavailable
 from store.group import replace_jobs
 from store.journal import (
     ALL_JOBS,
@@ -101,7 +101,9 @@ class SqlJournal:
         return not self._database.exclusive
 
     async def identity(self) -> str:
-        return str((await self._ask(reads.identity_of_store()))[0].store)
+        for (name,) in await self._ask(reads.identity_of_store()):
+            return str(name)
+        raise NoIdentity
 
     async def news(self) -> AsyncGenerator[Sequence[News], None]:
         if self._bell is None:

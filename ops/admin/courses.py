@@ -29,8 +29,13 @@ ALLOWED = {
     "preview_every": "a whole number",
     "priority": "a whole number",
     "metadata": 'an object of texts such as {"user": "ada"}',
+    "strengths": "a list of numbers such as [0.8, 1.0], one for each LoRA of the job",
+    "interceptors": 'an object of thresholds such as {"step_skip": 0.1}',
 }
 """What each field of a request takes."""
+
+SHOWN_AS = {"strengths": "loras"}
+"""What of a job says how it was set, where that is not its own name."""
 
 
 def add(jobs: Any) -> None:
@@ -58,7 +63,7 @@ async def _fork(arguments: argparse.Namespace, settings: Settings) -> int:
     changes = changes_of(arguments.set)
     async with engine_for(settings, arguments.job) as engine:
         job = await engine.act(arguments.job, "fork", at_step=arguments.at_step, set=changes)
-    shown = ("id", "status", "parent", *changes)
+    shown = ("id", "status", "parent", *(SHOWN_AS.get(name, name) for name in changes))
     show_one({name: job[name] for name in shown}, as_json=arguments.json)
     return 0
 

@@ -3,7 +3,7 @@
 import io
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from engine.contents import Contents
 from engine.errors import BadBundle, GoneOn, JobExists, JobNotFound, NotAllowed, Unrunnable
 from engine.job import State
 from store.chain import broken
+from store.journal import Journal
 from store.open import open_journal
 from store.upkeep import begin_purge
 from tests import toy
@@ -134,6 +135,42 @@ async def test_a_job_that_was_cut_off_on_its_way_back_can_be_taken_in_again(tmp_
 
             assert (await running.ended(job)).state is State.COMPLETED
             assert digests(await running.client.checkpoints(job)) == await whole()
+
+
+class Overtaken:
+    """A journal where another engine forgets the same job at the same time, and is done first."""
+
+    def __init__(self, inner: Journal) -> None:
+        self._inner = inner
+
+    async def purge(self, stream: str, *, expected: int, epoch: int) -> None:
+        await self._inner.purge(stream, expected=expected, epoch=epoch)
+        await self._inner.purge(stream, expected=expected, epoch=epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+async def test_a_job_comes_back_while_another_engine_forgets_it(cut_off: bool, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_journal(url) as journal:
+        world = World(journal)
+        async with world.engine() as running:
+            job = await held(running, 2)
+            away = await exported(world, job, tmp_path / "job.tar", moved=True)
+            await running.client.verbs.move_away(job, away.version, "there")
+    if cut_off:
+        with create_engine(url).begin() as connection:
+            begin_purge(connection, f"job/{job}", expected=away.version + 1, epoch=away.epoch + 1)
+
+    async with open_journal(url) as journal:
+        again = World(cast(Journal, Overtaken(journal)))
+        again.blobs = world.blobs
+        async with again.engine() as running:
+            await running.client.take_in(tmp_path / "job.tar")
+
+            assert (await running.ended(job)).state is State.COMPLETED
 
 
 async def test_a_finished_job_is_the_same_in_another_store(tmp_path: Path) -> None:

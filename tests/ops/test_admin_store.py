@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from engine.job import State
 from ops.backup import backup
 from ops.errors import OpsError
 from ops.settings import Settings
-from store.blobs import open_blobs
+from store.blobs import MemoryBlobs, Stored, holds, open_blobs
 from store.journal import Event
 from store.open import open_journal
 from tests.ops.admin import Done, admin, engine, settings_of, world_on
-from tests.sim import Running, digests, request
+from tests.sim import Running, SimClock, digests, request
 
 NewSettings = Callable[[str, str], Settings]
 
@@ -350,6 +350,35 @@ async def test_an_engine_does_not_sweep_while_a_backup_is_taken(backed_up: Path,
     assert {one.code for one in refused} == {1}
     assert "a backup reads them" in refused[0].err
     assert (await admin(there, "gc", "run")).code == 0
+
+
+class SlowListing(MemoryBlobs):
+    """Each entry of a listing takes minutes. Says at which of them a sweep could have begun."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.unheld: list[float] = []
+
+    def listing(self, now: float) -> Iterator[Stored]:
+        for stored in super().listing(now):
+            self._clock.advance(holds.HOLD_S / 3)
+            if holds.held_until(self) < self._clock.now():
+                self.unheld.append(self._clock.now())
+            yield stored
+
+
+async def test_sweeps_are_held_off_however_long_the_blobs_take_to_list(backed_up: Path, new: NewSettings) -> None:
+    there, clock = new("sqlite", "there"), SimClock()
+    assert (await admin(there, "db", "restore", backed_up)).code == 0
+    blobs = SlowListing(clock)
+    for number in range(6):
+        blobs.put(bytes([number]) * 100)
+
+    backup(there.store_url, blobs, there.data / "second.tar", lambda what, count: None, clock)
+
+    assert clock.now() > 1_000 + holds.HOLD_S
+    assert blobs.unheld == []
 
 
 @pytest.mark.parametrize("when", ["streams", "jobs", "blobs"])

@@ -171,6 +171,8 @@ async def test_a_fork_shares_the_first_steps(settings: Settings, live: bool) -> 
         (f"seed={'9' * 5000}", f"seed: '{'9' * 60}…' is not a whole number"),
         ("metadata=[]", 'metadata: \'[]\' is not an object of texts such as {"user": "ada"}'),
         ('metadata={"a":1}', 'metadata: \'{"a":1}\' is not an object of texts such as {"user": "ada"}'),
+        ("strengths=1", "strengths: '1' is not a list of numbers such as [0.8, 1.0], one for each LoRA of the job"),
+        ("interceptors=[]", "interceptors: '[]' is not an object of thresholds such as {\"step_skip\": 0.1}"),
         ("colour=red", f"there is no field 'colour' to set; there are: {FIELDS}"),
         ("model=toy", f"there is no field 'model' to set; there are: {FIELDS}"),
         ("prompt=another", "prompt is there twice, as 'another' too: give it one value"),

@@ -127,6 +127,14 @@ async def test_a_store_of_a_newer_schema_is_wrong(data: Path) -> None:
     assert "store" in [finding.what for finding in await wrong(data)]
 
 
+async def test_a_store_that_has_lost_its_identity_is_wrong(data: Path) -> None:
+    damage(data, "DELETE FROM identity")
+
+    [store] = [finding for finding in await wrong(data) if finding.what == "store"]
+
+    assert "table identity is empty" in store.message
+
+
 async def test_a_folder_and_a_family_that_are_not_there_are_wrong(tmp_path: Path) -> None:
     found = await wrong(tmp_path / "nowhere", families=("no.family",))
 

@@ -15,7 +15,7 @@ from cards.errors import InvalidCard, InvalidRequest
 from cards.family import Components, Family, Made, StepBody
 from cards.forward import Forward
 from cards.model import Model
-from cards.request import GenerationRequest
+from cards.request import GenerationRequest, RequestChanges
 from cards.wan.family import Wan
 from cards.wire import StepResult, WorkPlan, WorkUnit
 from engine.contents import Contents
@@ -227,6 +227,23 @@ async def test_a_request_sets_only_what_is_enabled_and_in_range(
     async with World(families=(family(enabled),)).engine(workers=0) as running:
         with pytest.raises(InvalidRequest, match=problem):
             await running.client.submit(GenerationRequest(model="tiny", **REQUEST, interceptors=asked))
+
+
+async def test_a_fork_may_have_another_threshold_of_the_same_interceptor() -> None:
+    one = family("step_skip")
+    async with World(families=(one,)).engine() as running:
+        parent = await outcome(running, one, asking("step_skip"))
+        plain = await outcome(running, one, REQUEST)
+        with pytest.raises(InvalidRequest, match=r"interceptors\.step_skip: 1.5 is no threshold from 0 to 1"):
+            await running.client.fork(parent.job.id, 0, RequestChanges(interceptors={"step_skip": 1.5}))
+        with pytest.raises(InvalidRequest, match=r"interceptors: stay those of the job \(step_skip\)"):
+            await running.client.fork(parent.job.id, 0, RequestChanges(interceptors={}))
+        with pytest.raises(InvalidRequest, match=r"interceptors: stay those of the job \(none\)"):
+            await running.client.fork(plain.job.id, 0, RequestChanges(interceptors={"step_skip": 0.5}))
+        fork = await running.client.fork(parent.job.id, 0, RequestChanges(interceptors={"step_skip": 0.0}))
+        forked = await ended(running, fork.id)
+
+    assert latents(forked.steps) == await alone(one, asking("step_skip", 0.0)) != latents(parent.steps)
 
 
 def test_a_distilled_card_takes_no_interceptor() -> None:

@@ -18,7 +18,7 @@ from cards import lora
 from cards.errors import BadLora, InvalidRequest
 from cards.given import Given
 from cards.lora import Lora
-from cards.request import GenerationRequest
+from cards.request import GenerationRequest, RequestChanges
 from cards.wire import WorkPlan
 from engine.job import State
 from tests import toy
@@ -115,6 +115,22 @@ async def test_two_stacked_are_what_the_pipeline_makes_of_them(precision: str, t
     assert made.last("denoise")["latent"] == reference(tmp_path, precision, *files)
     assert [one.strength for one in made.job.request.loras] == [0.75, -0.5]
     assert [one.digest for one in made.job.request.loras] == [lora.file("", data).ref.digest for data, _ in files]
+
+
+async def test_a_fork_may_have_other_strengths() -> None:
+    model = family(tiny.wan(), "float32")
+    async with World(families=(model,)).engine() as running:
+        parent = await ended(running, await submit(running, model, (first(), 0.75), (second(), -0.5)))
+        with pytest.raises(InvalidRequest, match="strengths: are 1 for 2 LoRAs; give one for each, in their order"):
+            await running.client.fork(parent.job.id, 1, RequestChanges(strengths=(0.5,)))
+        with pytest.raises(InvalidRequest, match="strength inf is no finite number"):
+            await running.client.fork(parent.job.id, 1, RequestChanges(strengths=(math.inf, 1.0)))
+        at_step = sum(node == "encode" for node, _ in parent.steps)
+        fork = await running.client.fork(parent.job.id, at_step, RequestChanges(strengths=(0.5, 1.0)))
+        forked = await ended(running, fork.id)
+
+    direct = await made_with(model, (first(), 0.5), (second(), 1.0))
+    assert forked.last("denoise") == direct.last("denoise") != parent.last("denoise")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cards.errors import InvalidCard, InvalidRequest
 from cards.family import Components, Family
-from cards.request import GenerationRequest
+from cards.request import GenerationRequest, RequestChanges
 from cards.sampling import noise, noise_seed
 from cards.wan_causal.forward import forward
 from engine.collect import Retention, collect
@@ -238,6 +238,26 @@ async def test_what_cannot_be_continued_is_refused_in_words() -> None:
         cleared = Retention(steps_s=0.0, grace_s=-1.0)
         await collect(world.journal, world.blobs, {}, cleared, now=world.clock.now() + 1, dry_run=False)
         assert "no longer stored" in await refused(running, continues=short)
+
+
+async def test_a_fork_of_a_continued_job_still_goes_on_from_what_it_continues() -> None:
+    async with World(families=(causal(),)).engine() as running:
+        short = (await rolled(running, frames=9)).job.id
+        longer = (await rolled(running, frames=21, continues=short)).job.id
+
+        for changes, problem in (
+            (RequestChanges(size="16x16"), "size: 16x16: the job continues one of 32x16; leave it out"),
+            (
+                RequestChanges(frames=9),
+                f"frames: 9: the job has 21; ask for more, or submit one that continues {short}",
+            ),
+        ):
+            with pytest.raises(InvalidRequest, match=problem):
+                await running.client.fork(longer, 0, changes)
+        forked = await ended(running, (await running.client.fork(longer, 0, RequestChanges(frames=33))).id)
+        direct = await rolled(running, frames=33, continues=short)
+
+    assert series(forked, "frames") == series(direct, "frames")
 
 
 async def test_what_this_card_does_not_do_is_refused_in_words() -> None:

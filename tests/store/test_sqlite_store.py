@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from store import sqlite
-from store.errors import StoreLocked, StoreUnavailable
+from store.errors import NoIdentity, StoreLocked, StoreUnavailable
 from store.journal import Append, Journal, NewEvent
 from store.open import open_journal
 from store.sql import SqlJournal
@@ -266,6 +266,15 @@ async def test_a_full_queue_is_said_at_once_and_what_was_taken_is_written(tmp_pa
 
         assert [(await append).version for append in taken] == list(range(1, 21))
         assert (await journal.append(step(20))).version == 21
+
+
+async def test_a_store_that_has_lost_its_identity_says_what_to_do(tmp_path: Path) -> None:
+    async with open_journal(url(tmp_path)) as journal:
+        with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+            other.execute("DELETE FROM identity")
+
+        with pytest.raises(NoIdentity, match="db restore` that into an empty store"):
+            await journal.identity()
 
 
 @pytest.mark.parametrize(("durability", "level"), [("power", 2), ("process", 0)])
