@@ -37,15 +37,15 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     transformer, text = components["transformer"], reads["text"]
     latent_BLC = reads["latent"] if "latent" in reads else _noise(components, plan, text.dtype)
     scheduler = _scheduler(components, plan, tokens=latent_BLC.shape[1])
-    t_B = scheduler.timesteps[plan.step].expand(1).to(latent_BLC.dtype)
+    t_B = scheduler.timesteps[plan.step].expand(1).to(latent_BLC)
     outputs = {
         branch: transformer(
             hidden_states=latent_BLC.to(transformer.dtype),
             timestep=t_B / 1000,
             guidance=None,
             encoder_hidden_states=reads[branch],
-            txt_ids=Pipeline._prepare_text_ids(reads[branch]),
-            img_ids=_places(components, plan),
+            txt_ids=Pipeline._prepare_text_ids(reads[branch]).to(latent_BLC.device),
+            img_ids=_places(components, plan).to(latent_BLC.device),
             return_dict=False,
         )[0]
         for branch in GUIDANCE.branches(plan.scalars)
@@ -58,7 +58,8 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     """The picture, uint8 (H', W', 3), and its PNG."""
     vae = components["vae"]
     height, width = _tokens(components, plan)
-    latent = Pipeline._unpack_latents_with_ids(reads["latent"], _places(components, plan), height, width)
+    places = _places(components, plan).to(vae.device)
+    latent = Pipeline._unpack_latents_with_ids(reads["latent"], places, height, width)
     pixels = vae.decode(Pipeline._unpatchify_latents(_unscaled(vae, latent)), return_dict=False)[0]
     [picture] = Flux2ImageProcessor(vae_scale_factor=_pixels_per_token(vae)).postprocess(pixels, output_type="pil")
     image = np.array(picture)
@@ -68,9 +69,11 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 
 def _noise(components: Components, plan: WorkPlan, dtype: torch.dtype) -> Tensor:
     """Drawn channel by channel and then packed, which leaves the channels far apart in memory: they stay so."""
-    shape = (1, components["transformer"].config.in_channels, *_tokens(components, plan))
+    transformer = components["transformer"]
+    shape = (1, transformer.config.in_channels, *_tokens(components, plan))
     generator = torch.Generator().manual_seed(int(plan.scalars["seed"]))
-    packed: Tensor = Pipeline._pack_latents(randn_tensor(shape, generator=generator, dtype=dtype))
+    noise = randn_tensor(shape, generator=generator, device=transformer.device, dtype=dtype)
+    packed: Tensor = Pipeline._pack_latents(noise)
     return packed
 
 
