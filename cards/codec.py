@@ -66,8 +66,11 @@ def encode_array(array: "NDArray[Any]") -> tuple[TensorRef, bytes]:
     return TensorRef(digest(data), dense.dtype.name, dense.shape, strides, dense.nbytes), data
 
 
-def decode(data: bytes) -> "torch.Tensor":
-    """The tensor in fresh storage, with the strides it had. Raises ValueError on bytes that are no blob of ours."""
+def decode(data: bytes, device: str = "cpu") -> "torch.Tensor":
+    """The tensor in fresh storage at its home, with the strides it had.
+
+    Raises ValueError on bytes that are no blob of ours.
+    """
     import safetensors
     import safetensors.torch
     import torch
@@ -75,12 +78,19 @@ def decode(data: bytes) -> "torch.Tensor":
     try:
         dense = safetensors.torch.load(data)[KEY]
         strides = msgspec.json.decode(_metadata(data)["strides"], type=tuple[int, ...])
-        tensor = torch.empty_strided(dense.shape, strides, dtype=dense.dtype)
+        tensor = torch.empty_strided(dense.shape, strides, dtype=dense.dtype, device=home(dense.dtype, device))
     except (safetensors.SafetensorError, KeyError, msgspec.DecodeError, RuntimeError, TypeError) as error:
         raise ValueError(f"not a tensor blob: {error}") from error
     if not _each_its_own(tensor.shape, strides):
         raise ValueError(f"not a tensor blob: with strides {strides} elements of {tuple(tensor.shape)} share memory")
     return tensor.copy_(dense)
+
+
+def home(dtype: "torch.dtype", device: str) -> str:
+    """Where a worker of this device keeps a tensor. Bytes (pictures, frames, files, packed caches) no module computes
+    with: they are in host memory.
+    """
+    return "cpu" if str(dtype) == "torch.uint8" else device
 
 
 def digest(data: bytes) -> str:

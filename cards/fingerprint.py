@@ -1,17 +1,29 @@
 """The numerics fingerprint: all that may change an output's bits besides the model and its inputs."""
 
 import platform
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
-def numerics() -> str:
+class Gpu(Protocol):
+    """What torch says of one."""
+
+    name: str
+    major: int
+    minor: int
+
+
+def numerics(device: str = "cpu") -> str:
     """One line that two processes share exactly when they compute the same bits for the same step.
 
     Found by measurement: rank count, process and thread count do not change bits on a CPU; the instruction set, the
-    torch build and its BLAS do.
+    torch build and its BLAS do. A GPU draws no noise: there the host's CPU counts as well.
     """
     import torch
 
-    parts = {
+    parts: dict[str, object] = {
         "device": "cpu",
         "isa": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
@@ -21,4 +33,32 @@ def numerics() -> str:
         "precision": "float32",
         "attention": "math",
     }
+    if device != "cpu":
+        parts |= of_gpu(torch.cuda.get_device_properties(device))
     return " ".join(f"{name}={str(value).replace(' ', '_')}" for name, value in parts.items())
+
+
+def of_gpu(gpu: Gpu) -> "Mapping[str, object]":
+    """What of the line a GPU decides."""
+    import torch
+
+    cuda = torch.backends.cuda
+    kernels = {
+        "flash": cuda.flash_sdp_enabled(),
+        "efficient": cuda.mem_efficient_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+        "math": cuda.math_sdp_enabled(),
+    }
+    return {
+        "device": gpu.name,
+        "compute": f"{gpu.major}.{gpu.minor}",
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "precision": "tf32" if cuda.matmul.allow_tf32 else "float32",
+        "convolution": "tf32" if torch.backends.cudnn.allow_tf32 else "float32",
+        "attention": "+".join(name for name, enabled in kernels.items() if enabled),
+    }
+
+
+def ran_on_cpu(fingerprint: str) -> bool:
+    return "device=cpu" in fingerprint.split()

@@ -21,6 +21,6 @@ def pack(entries: Sequence[Entry]) -> "torch.Tensor":
     return torch.frombuffer(bytearray(msgspec.msgpack.encode(encoded)), dtype=torch.uint8)
 
 
-def unpack(packed: "torch.Tensor") -> list[Entry]:
+def unpack(packed: "torch.Tensor", device: str = "cpu") -> list[Entry]:
     encoded: list[bytes | str | None] = msgspec.msgpack.decode(packed.numpy().data)
-    return [codec.decode(one) if isinstance(one, bytes) else one for one in encoded]
+    return [codec.decode(one, device) if isinstance(one, bytes) else one for one in encoded]

@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="run an engine with its HTTP API and workers")
     settings_flags(
-        serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "threads", "listen_workers", "families",
-        "extensions",        "max_active", "log_level", "log_format",
+        serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "device", "threads", "listen_workers",
+        "families",        "extensions",        "max_active", "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
 
@@ -91,12 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FILE", help="what else is made goes beside it (default out/clip with its suffix)"
     )
     generate.add_argument("--server", metavar="URL", help="an engine elsewhere")
-    settings_flags(generate, "data", "store", "blobs", "workers", "ranks", "threads")
+    settings_flags(generate, "data", "store", "blobs", "workers", "ranks", "device", "threads")
     generate.set_defaults(run=_generate)
 
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
-    settings_flags(start, "pool", "ranks", "threads", "data", "blobs", "families", "extensions")
+    settings_flags(start, "pool", "ranks", "device", "threads", "data", "blobs", "families", "extensions")
     start.set_defaults(run=_worker)
 
     from ops import models_command  # which needs this module

@@ -23,6 +23,8 @@ from ops.settings import Settings
 from store.errors import StoreError
 from store.journal import EngineRow, JobFilter, Journal
 from store.open import database_time, open_journal, requirement, revisions
+from workers.devices import device_of
+from workers.errors import NoDevice
 
 FIXED_SQLITE = (3, 51, 3)
 """From here on a WAL reset while two connections write cannot corrupt the file; one writer does not meet it either."""
@@ -43,7 +45,7 @@ class Finding(Struct, frozen=True):
 
 async def examine(settings: Settings, clock: Clock) -> list[Finding]:
     """Never raises for what it is meant to find."""
-    findings = [_sqlite(), _numerics(), *_models(settings), _disk(settings.data, clock.monotonic)]
+    findings = [_sqlite(), _numerics(settings), *_models(settings), _disk(settings.data, clock.monotonic)]
     try:
         findings += [_schema(settings), _clock(settings, clock)]
         async with open_journal(settings.store_url, writable=False) as journal:
@@ -106,10 +108,13 @@ def _sqlite() -> Finding:
     return Finding("sqlite", "note", f"{version} has the WAL-reset bug; the engine's single writer stays clear of it")
 
 
-def _numerics() -> Finding:
+def _numerics(settings: Settings) -> Finding:
     from cards.fingerprint import numerics
 
-    return Finding("numerics", "ok", numerics())
+    try:
+        return Finding("numerics", "ok", numerics(device_of(settings.device)))
+    except NoDevice as error:
+        return Finding("numerics", "wrong", str(error))
 
 
 def _models(settings: Settings) -> list[Finding]:

@@ -7,6 +7,7 @@ import anyio.to_thread
 
 from cards import registry
 from cards.family import Family
+from cards.fingerprint import ran_on_cpu
 from cards.wire import StepResult, WorkUnit
 from engine import events as facts
 from engine.actor import replay
@@ -25,6 +26,7 @@ from store.blobs import Blobs, MemoryBlobs, open_blobs
 from store.journal import Journal
 from store.memory import MemoryJournal
 from store.open import open_journal
+from workers.devices import device_of
 from workers.execute import Executor, load_models
 
 Progress = Callable[[str, int], None]
@@ -35,7 +37,8 @@ async def verify_job(
 ) -> tuple[Verdict, list[str]]:
     """The verdict, and what differs between then and now that may explain one.
 
-    Raises JobNotFound, HistoryError, UnknownModel.
+    On the CPU if it ran there, and else where the settings say.
+    Raises JobNotFound, HistoryError, UnknownModel, NoDevice.
     """
     async with open_journal(settings.store_url, writable=False) as journal:
         return await _verify(settings, journal, open_blobs(settings.blobs_url), job_id, progress, from_step)
@@ -60,13 +63,14 @@ async def _verify(
         raise NoSuchStep(job_id, "from_step", from_step, steps)
     families = registry.needed(families_of(settings), job.model.name)
     family = families[job.model.name]
-    executor = Executor(load_models(families), WorkerBlobs(MemoryBlobs()), stores=False)
+    device = "cpu" if ran_on_cpu(job.fingerprint or "") else device_of(settings.device)
+    executor = Executor(load_models(families, device), WorkerBlobs(MemoryBlobs()), stores=False, device=device)
 
     async def execute(unit: WorkUnit, frames: list[bytes]) -> StepResult:
         return (await anyio.to_thread.run_sync(executor.run, unit, frames)).result
 
     verdict = await verify(log, family, execute, Contents(journal, blobs), progress, from_step=from_step)
-    return verdict, _changes(job, family)
+    return verdict, _changes(job, family, device)
 
 
 async def diff_jobs(settings: Settings, ours: str, theirs: str) -> Difference | None:
@@ -79,14 +83,14 @@ async def _log(journal: Journal, job_id: str) -> list[JobEvent]:
     return [facts.decode(event) for event in await sound_log(journal, job_id)]
 
 
-def _changes(job: Job, family: Family) -> list[str]:
+def _changes(job: Job, family: Family, device: str) -> list[str]:
     from cards.fingerprint import numerics
 
     now = registry.identity(family)
     then_and_now = {
         "card": (job.model.card[:16], now.card[:16]),
         "weights": (job.model.weights[:16], now.weights[:16]),
-        "numerics": (job.fingerprint, numerics()),
+        "numerics": (job.fingerprint, numerics(device)),
     }
     return [
         f"{what}: the job ran with {then}, here it is {here}"

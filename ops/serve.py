@@ -28,7 +28,7 @@ from engine.collect import keep_collecting
 from engine.engine import Engine, EngineSettings
 from engine.link import ZmqLink, listen
 from engine.supervisor import Process, Supervisor
-from ops import worker
+from ops import devices, worker
 from ops.errors import BadSettings
 from ops.models import families_of
 from ops.settings import Settings
@@ -70,6 +70,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     Raises BadSettings, StoreError (locked, unavailable, of another schema), InvalidCard.
     """
     families = families_of(settings)
+    await devices.check(settings)
     clock = WallClock()
     with _listening(settings) as http:
         make_folder(settings.data)
@@ -77,9 +78,10 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
         async with opened as journal, _link(settings) as link:
             blobs = open_blobs(settings.blobs_url)
             await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
-            command = worker.command(worker.settings_of(settings, link.address, os.getpid()), settings.blobs_url)
 
             async def spawn(slot: int) -> Process:
+                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot)
+                command = worker.command(of_slot, settings.blobs_url)
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 
             async def ended(pid: int, how: str) -> bool:

@@ -44,6 +44,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Worker processes to start and keep alive; 0 if all come from elsewhere."""
     ranks: Count = 1
     """Ranks of each of these workers."""
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
+    """Where its workers compute: cpu, cuda, cuda:1, or auto, a GPU if there is one. Each rank takes one, in order."""
     threads: Count = max(1, (os.cpu_count() or 2) // 2)
     """Threads that each rank computes with. Outputs do not depend on it."""
     listen_workers: str | None = None

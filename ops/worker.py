@@ -13,7 +13,7 @@ from workers import process
 from workers.process import WorkerSettings
 
 
-def settings_of(settings: Settings, address: str, parent: int | None) -> WorkerSettings:
+def settings_of(settings: Settings, address: str, parent: int | None, slot: int = 0) -> WorkerSettings:
     return WorkerSettings(
         connect=address,
         pool=settings.pool,
@@ -21,6 +21,8 @@ def settings_of(settings: Settings, address: str, parent: int | None) -> WorkerS
         models=read_models(settings),
         extensions=settings.extensions,
         ranks=settings.ranks,
+        device=settings.device,
+        slot=slot,
         threads=settings.threads,
         heartbeat_s=min(1.0, settings.silent_s / 4),
         parent=parent,
@@ -36,7 +38,7 @@ def run(worker: WorkerSettings, blobs: str, rank: int = 0) -> str:
     """A worker's life in this process. Returns why it ended."""
     store = WorkerBlobs(open_blobs(blobs))
     if rank > 0:
-        process.follow_rank_zero(worker, store)
+        process.follow_rank_zero(worker, store, rank)
         return "rank 0 told it to stop"
 
     def follower(address: str, rank: int) -> list[str]:

@@ -16,11 +16,11 @@ TOY = "tests.toy"
 
 
 def engine(data: Path, **settings: Any) -> AbstractContextManager[EngineProcess]:
-    return processes.engine(data, **{"families": TOY} | settings)
+    return processes.engine(data, **{"families": TOY, "device": "cpu"} | settings)
 
 
 def worker(data: Path, address: str, **settings: Any) -> "AbstractContextManager[Popen[bytes]]":
-    return processes.worker(data, address, **{"families": TOY} | settings)
+    return processes.worker(data, address, **{"families": TOY, "device": "cpu"} | settings)
 
 
 def run(program: str, *arguments: object, **settings: object) -> "CompletedProcess[str]":

@@ -2,6 +2,7 @@
 WorkerError
  - RanksDiverged       ranks of one pool made different bits of the same unit
  - RankSilent          a rank did not answer in time
+ - NoDevice            a rank's device is not on this machine
  - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
@@ -25,6 +26,14 @@ class RankSilent(WorkerError):
     def __init__(self, rank: int, seconds: float) -> None:
         super().__init__(f"rank {rank} has not answered for {seconds:g} s")
         self.rank = rank
+
+
+class NoDevice(WorkerError):
+    def __init__(self, asked: str, index: int, there: int) -> None:
+        found = f"this machine has {there}, cuda:0 to cuda:{there - 1}" if there else "torch finds no GPU here"
+        remedy = "fewer workers and ranks, or cpu" if there else "use cpu or auto"
+        super().__init__(f"device: {asked} needs cuda:{index}, and {found}; {remedy}")
+        self.asked = asked
 
 
 class BlobsUnavailable(WorkerError):

@@ -1,6 +1,7 @@
 """One unit, executed: resident tensors in, step body, content-addressed tensors out."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -36,15 +37,17 @@ class Answer(Struct, frozen=True):
     blobs: Mapping[str, bytes] = {}
 
 
-def load_models(registry: Registry) -> dict[str, Loaded]:
-    return {name: Loaded(family.load("cpu"), family.bodies()) for name, family in registry.items()}
+def load_models(registry: Registry, device: str = "cpu") -> dict[str, Loaded]:
+    return {name: Loaded(family.load(device), family.bodies()) for name, family in registry.items()}
 
 
 class Executor:
     """Runs one unit at a time. The same units in the same order give the same answers on every rank."""
 
-    def __init__(self, models: Mapping[str, Loaded], blobs: BlobStore, *, stores: bool = True) -> None:
-        self.resident = Resident(blobs)
+    def __init__(
+        self, models: Mapping[str, Loaded], blobs: BlobStore, *, stores: bool = True, device: str = "cpu"
+    ) -> None:
+        self.resident = Resident(blobs, device)
         self._models = models
         self._blobs = blobs
         self._stores = stores
@@ -73,7 +76,7 @@ class Executor:
             tensors = self._tensors(unit.id.job, reads)
             made = self._step(unit.id.job, unit.plan, tensors)
             seconds = perf_counter() - began
-            naming = Naming(reads, tensors, self.resident.unstored(unit.id.job))
+            naming = self._naming(reads, tensors, self.resident.unstored(unit.id.job))
             derived = self._derived_by_body(unit.plan, made)
             named = naming.name({name: one for name, one in made.tensors.items() if name not in derived})
             if unit.plan.derives:
@@ -87,6 +90,11 @@ class Executor:
 
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}
+
+    def _naming(
+        self, reads: Mapping[str, TensorRef], tensors: "Mapping[str, torch.Tensor]", unstored: AbstractSet[str]
+    ) -> Naming:
+        return Naming(reads, tensors, unstored, self.resident.device)
 
     def _step(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
         import torch
@@ -125,7 +133,7 @@ class Executor:
         for refold in unit.refolds:
             tensors = self._tensors(job, refold.plan.reads)
             made = self._step(job, self._runnable(refold.plan), tensors)
-            named = Naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
+            named = self._naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
             for name, ref in refold.makes.items():
                 if name not in named or named[name].ref != ref:
                     found = named[name].ref.digest if name in named else "nothing"

@@ -22,13 +22,18 @@ class Naming:
     """A tensor that was read, or named before, has a name already, and is stored unless it is one of `unstored`."""
 
     def __init__(
-        self, reads: Mapping[str, TensorRef], tensors: "Mapping[str, torch.Tensor]", unstored: AbstractSet[str]
+        self,
+        reads: Mapping[str, TensorRef],
+        tensors: "Mapping[str, torch.Tensor]",
+        unstored: AbstractSet[str],
+        device: str = "cpu",
     ) -> None:
         self.blobs: dict[str, bytes] = {}
         """What must be stored."""
         self.left_out: set[str] = set()
         """What need not."""
         self._unstored = unstored
+        self._device = device
         self._named = {id(tensors[name]): Named(ref, tensors[name]) for name, ref in reads.items()}
 
     def name(self, made: "Mapping[str, torch.Tensor]", *, store: bool = True) -> dict[str, Named]:
@@ -43,12 +48,13 @@ class Naming:
             self.blobs[ref.digest] = data
         else:
             self.left_out.add(ref.digest)
-        named = Named(ref, _laid_out(tensor, ref, data))
+        named = Named(ref, _laid_out(tensor, ref, data, self._device))
         self._named[id(named.tensor)] = named
         return named
 
 
-def _laid_out(tensor: "torch.Tensor", ref: TensorRef, data: bytes) -> "torch.Tensor":
-    """The tensor to go on with: the one that a resume would load, if that is not laid out alike."""
-    alike = not tensor.storage_offset() and tensor.stride() == ref.strides
-    return tensor if alike else codec.decode(data)
+def _laid_out(tensor: "torch.Tensor", ref: TensorRef, data: bytes, device: str) -> "torch.Tensor":
+    """The tensor to go on with: the one that a resume would load, if that lies elsewhere or is not laid out alike."""
+    there = str(tensor.device) == codec.home(tensor.dtype, device)
+    alike = there and not tensor.storage_offset() and tensor.stride() == ref.strides
+    return tensor if alike else codec.decode(data, device)

@@ -19,19 +19,30 @@ if TYPE_CHECKING:
 
 
 def executor(
-    models: Mapping[str, Loaded], blobs: BlobStore, extensions: Sequence[str] = (), *, stores: bool = True
+    models: Mapping[str, Loaded],
+    blobs: BlobStore,
+    extensions: Sequence[str] = (),
+    *,
+    stores: bool = True,
+    device: str = "cpu",
 ) -> Executor:
     """With the observers that the settings name. Raises BadExtension."""
     if not extensions:
-        return Executor(models, blobs, stores=stores)
-    return ObservedExecutor(models, blobs, open_observers(extensions), stores=stores)
+        return Executor(models, blobs, stores=stores, device=device)
+    return ObservedExecutor(models, blobs, open_observers(extensions), stores=stores, device=device)
 
 
 class ObservedExecutor(Executor):
     def __init__(
-        self, models: Mapping[str, Loaded], blobs: BlobStore, observers: Sequence[Observer], *, stores: bool = True
+        self,
+        models: Mapping[str, Loaded],
+        blobs: BlobStore,
+        observers: Sequence[Observer],
+        *,
+        stores: bool = True,
+        device: str = "cpu",
     ) -> None:
-        super().__init__(models, blobs, stores=stores)
+        super().__init__(models, blobs, stores=stores, device=device)
         self._observers = observers
         self._observed: dict[str, float] = {}
 

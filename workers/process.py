@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from cards import fingerprint, registry
 from cards.model import Model
+from workers import devices
 from workers.execute import Executor, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
@@ -31,6 +32,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     families: tuple[str, ...] = registry.DEFAULT_FAMILIES
     models: tuple[Model, ...] = ()
     ranks: int = 1
+    device: str = "cpu"
+    """cpu, cuda, cuda:1 or auto: each rank takes one."""
+    slot: int = 0
+    """Which of its machine's workers this is: its ranks take the devices after those of the workers before it."""
     credits: int = 16
     threads: int = 1
     memory_bytes: int = 8 << 30
@@ -53,9 +58,10 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
     sys.setswitchinterval(5e-4)  # the link's thread must get a word in while the executor's is in Python
     with ExitStack() as stack:
         watch_parent(settings.parent)
+        device, *_ = (_device(settings, rank) for rank in range(settings.ranks))
         others = Others()
         followers = stack.enter_context(_followers(settings, others, follower))
-        families, executor = _prepare(settings, blobs, stores=True)
+        families, executor = _prepare(settings, blobs, device, stores=True)
         followers.ready()
         identity = Identity(
             worker=f"{settings.pool}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -64,7 +70,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
             credits=settings.credits,
             memory_bytes=settings.memory_bytes,
             models=tuple(registry.identity(family) for family in families.values()),
-            fingerprint=fingerprint.numerics(),
+            fingerprint=fingerprint.numerics(device),
             blobs=blobs.name,
         )
         link = Link(settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s)
@@ -75,10 +81,10 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
         return link.run()
 
 
-def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore) -> None:
+def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> None:
     """Another rank's life: `settings.connect` is rank 0's address, `settings.parent` its process."""
     watch_parent(settings.parent)
-    _, executor = _prepare(settings, blobs, stores=False)
+    _, executor = _prepare(settings, blobs, _device(settings, rank), stores=False)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.connect(settings.connect)
         follow(socket, executor)
@@ -98,12 +104,21 @@ def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _prepare(settings: WorkerSettings, blobs: BlobStore, *, stores: bool) -> tuple[registry.Registry, Executor]:
+def _device(settings: WorkerSettings, rank: int) -> str:
+    """Raises NoDevice."""
+    return devices.device_of(settings.device, settings.slot * settings.ranks + rank)
+
+
+def _prepare(
+    settings: WorkerSettings, blobs: BlobStore, device: str, *, stores: bool
+) -> tuple[registry.Registry, Executor]:
     import torch
 
     torch.set_num_threads(settings.threads)
+    devices.settle(device)
     families = registry.load(settings.families, settings.models)
-    return families, executor(load_models(families), blobs, settings.extensions, stores=stores)
+    models = load_models(families, device)
+    return families, executor(models, blobs, settings.extensions, stores=stores, device=device)
 
 
 class Others:

@@ -1,4 +1,4 @@
-"""What stays on the device between steps: each job's tensors, by content."""
+"""What stays on the device between steps: each job's tensors, by content, each at its home (`cards.codec.home`)."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -48,7 +48,8 @@ class JobTensors(Struct):
 class Resident:
     """The tensors of all jobs on this device. It belongs to the executor; only `held` may be asked by others."""
 
-    def __init__(self, blobs: BlobStore) -> None:
+    def __init__(self, blobs: BlobStore, device: str = "cpu") -> None:
+        self.device = device
         self._blobs = blobs
         self._jobs: dict[str, JobTensors] = {}
 
@@ -68,7 +69,7 @@ class Resident:
         kept = {promise: held.kept[promise] for promise in keep if promise in held.kept}
         wanted = {*keep, *(ref.digest for ref in kept.values())}
         tensors = {digest: tensor for digest, tensor in held.tensors.items() if digest in wanted}
-        tensors |= {digest: codec.decode(data) for digest, data in arrived.items()}
+        tensors |= {digest: codec.decode(data, self.device) for digest, data in arrived.items()}
         self._jobs[job] = JobTensors(tensors, kept, held.epoch, held.unstored & tensors.keys())
 
     def resolve(self, job: str, ref: TensorRef) -> TensorRef:
@@ -84,7 +85,7 @@ class Resident:
         """Raises BlobLost if the tensor is neither here nor there, BlobsUnavailable."""
         tensors = self._jobs.setdefault(job, JobTensors()).tensors
         if ref.digest not in tensors:
-            tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest))
+            tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest), self.device)
         return tensors[ref.digest]
 
     def put(self, job: str, ref: TensorRef, tensor: "torch.Tensor", promise: TensorRef | None = None) -> None:

@@ -60,7 +60,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     state = dict(reads) if plan.step else {**reads, **_begin(pipeline, plan, reads)}
     samples = {"video": state["latent"], "audio": state["audio"]}
     scheduler = _scheduler(components["scheduler"], plan, tokens=state["latent"].shape[1])
-    velocities = _velocities(pipeline, plan, reads, samples, scheduler.timesteps[plan.step])
+    velocities = _velocities(pipeline, plan, reads, samples, scheduler.timesteps[plan.step].to(state["latent"].device))
     moved = {}
     for modality, scale in guidance.scales(plan.scalars).items():
         sample = samples[modality]
@@ -108,7 +108,7 @@ def decode_audio(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 
 def render(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     frames = reads["frames"].numpy()
-    sound = media.Sound(media.pcm(reads["waveform"].numpy()), rate=int(plan.scalars["sample_rate"]))
+    sound = media.Sound(media.pcm(reads["waveform"].cpu().numpy()), rate=int(plan.scalars["sample_rate"]))
     sheet = media.contact_sheet(frames[:: max(1, len(frames) // 12)], columns=4)
     return Made(
         artifacts=(

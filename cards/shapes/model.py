@@ -193,7 +193,7 @@ class Transformer(nn.Module):
         modulation_BFD = _rows(self.modulation, condition_BFD)
         modulation_B6ND = modulation_BFD.unflatten(-1, (6, -1)).transpose(1, 2).repeat_interleave(self.patches**2, 2)
         text_BLD, bias_B11L = self._context(text_BLD)
-        rotation = _rotation(frames, self.patches, self.head_width)
+        rotation = _rotation(frames, self.patches, self.head_width).to(latent_BCFHW.device)
 
         x_BND = self.embed(self._patchify(latent_BCFHW)) + self.positions.repeat(frames, 1)
         for block in self.blocks:
@@ -347,7 +347,7 @@ def _rows(layer: Callable[[Tensor], Tensor], x_BFD: Tensor) -> Tensor:
 
 def _waves(t_BF: Tensor, width: int) -> Tensor:
     """Sines and cosines of t at frequencies from 1 to 1000 (Vaswani et al. 2017)."""
-    frequency = torch.exp(torch.linspace(0.0, math.log(1000.0), width // 2))
+    frequency = torch.exp(torch.linspace(0.0, math.log(1000.0), width // 2)).to(t_BF.device)
     angle = t_BF[..., None].float() * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 

@@ -24,8 +24,8 @@ def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     encoder = components["text_encoder"]
     return Made(
         {
-            "text": encoder(_tokens_1L(str(plan.scalars["prompt"]))),
-            "negative": encoder(_tokens_1L(str(plan.scalars["negative_prompt"]))),
+            "text": encoder(_tokens_1L(str(plan.scalars["prompt"])).to(encoder.positions.device)),
+            "negative": encoder(_tokens_1L(str(plan.scalars["negative_prompt"])).to(encoder.positions.device)),
         }
     )
 
@@ -34,8 +34,9 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     """One Euler step under guidance; the first one draws the noise that it starts from."""
     steps, shift = int(plan.scalars["steps"]), float(plan.scalars["shift"])
     t, next_t = (sampling.flow_time(step, steps, shift) for step in (plan.step, plan.step + 1))
-    latent_BCFHW = reads["latent"] if "latent" in reads else _first_latent(int(plan.scalars["seed"]))
-    t_BF = torch.full((1, CONFIG.latent_frames), t)
+    device = reads["text"].device
+    latent_BCFHW = reads["latent"] if "latent" in reads else _first_latent(int(plan.scalars["seed"])).to(device)
+    t_BF = torch.full((1, CONFIG.latent_frames), t, device=device)
     outputs = {
         branch: components["transformer"](latent_BCFHW, t_BF, reads[branch])
         for branch in GUIDANCE.branches(plan.scalars)
@@ -81,7 +82,7 @@ def _decode(components: Components, latent_BCFHW: Tensor, frame: int) -> Tensor:
 def _preview(components: Components, latent_BCFHW: Tensor) -> Artifact:
     """A still from the middle of what the clip would be if it ended here."""
     frames = _decode(components, latent_BCFHW, CONFIG.latent_frames // 2)
-    return Artifact("preview.png", "image/png", media.still(frames[0].numpy(), scale=SCALE))
+    return Artifact("preview.png", "image/png", media.still(frames[0].cpu().numpy(), scale=SCALE))
 
 
 BODIES: Mapping[str, StepBody] = {

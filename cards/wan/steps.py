@@ -58,6 +58,7 @@ def encode_image(components: Components, plan: WorkPlan, reads: Reads) -> Made:
         num_channels_latents=vae.config.z_dim,
         num_frames=int(plan.scalars["frames"]),
         dtype=torch.float32,
+        device=vae.device,
         latents=torch.empty(0),  # else it would draw the noise, which is another step's
         **size,
     )
@@ -117,7 +118,8 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
         return Made({"latent": data})
     seed = sampling.noise_seed(int(plan.scalars["seed"]), loop=plan.loop, step=following, purpose="noise")
     level = _level(plan, following)
-    return Made({"latent": (1.0 - level) * data + level * sampling.noise(tuple(latent.shape), seed)})
+    again = sampling.noise(tuple(latent.shape), seed).to(latent.device)
+    return Made({"latent": (1.0 - level) * data + level * again})
 
 
 def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -125,9 +127,9 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 
     AutoencoderKLWan keeps the cache of its causal convolutions on itself; here it is passed in and out.
     """
-    step = plan.step
-    cache = pack.unpack(reads["cache"]) if step else None
-    [frames], cache = decode_frames(components["vae"], reads["latent"], slice(step, step + 1), cache)
+    step, vae = plan.step, components["vae"]
+    cache = pack.unpack(reads["cache"], str(vae.device)) if step else None
+    [frames], cache = decode_frames(vae, reads["latent"], slice(step, step + 1), cache)
     made = {f"frames/{step}": frames}
     follows = plan.writes is not None and "cache" in plan.writes  # which is all that it makes where it is made again
     return Made(made | {"cache": pack.pack(cache)} if follows else made)
@@ -163,18 +165,17 @@ def _latent(components: Components, plan: WorkPlan, reads: Reads) -> Tensor:
     """That of the last step, or the noise that the first one starts from, drawn as the pipeline draws it."""
     if "latent" in reads:
         return reads["latent"]
-    scalars = plan.scalars
-    space, time = scale_of(components["vae"].config)
+    scalars, vae = plan.scalars, components["vae"]
+    space, time = scale_of(vae.config)
     shape = (
         1,
-        components["vae"].config.z_dim,
+        vae.config.z_dim,
         (int(scalars["frames"]) - 1) // time + 1,
         int(scalars["height"]) // space,
         int(scalars["width"]) // space,
     )
-    noise: Tensor = randn_tensor(
-        shape, generator=torch.Generator().manual_seed(int(scalars["seed"])), dtype=torch.float32
-    )
+    generator = torch.Generator().manual_seed(int(scalars["seed"]))
+    noise: Tensor = randn_tensor(shape, generator=generator, device=vae.device, dtype=torch.float32)
     return noise
 
 
@@ -204,7 +205,7 @@ def _forward(
     batch = len(latent_BCFHW)
     inputs = {
         "hidden_states": latent_BCFHW,
-        "timestep": t_B.expand(batch),
+        "timestep": t_B.expand(batch).to(latent_BCFHW.device),
         "encoder_hidden_states": text_BLD.to(transformer.dtype),
     }
     if seen_BLD is not None:

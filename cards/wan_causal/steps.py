@@ -53,8 +53,9 @@ def context(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 def decode(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     """A chunk to its frames, uint8 (T, H', W', 3), and to a clip of its own, unless an earlier job has shown it."""
     chunk = int(plan.scalars["chunk"])
-    cache = pack.unpack(reads["cache"]) if chunk else None
-    parts, cache = decode_frames(components["vae"], reads[f"latent/{chunk}"], slice(None), cache)
+    vae = components["vae"]
+    cache = pack.unpack(reads["cache"], str(vae.device)) if chunk else None
+    parts, cache = decode_frames(vae, reads[f"latent/{chunk}"], slice(None), cache)
     frames = torch.cat(parts)
     shown = chunk < int(plan.scalars["past"])
     clip = () if shown else (_clip(chunk, frames, int(plan.scalars["fps"])),)
@@ -86,7 +87,7 @@ def _forward(
     kept = {int(name.removeprefix("kv/")): tensor for name, tensor in reads.items() if name.startswith("kv/")}
     past = past_of(kept, chunk, int(scalars["window"]), int(scalars["sink"]))
     text = reads["text"].to(transformer.dtype)
-    return forward(transformer, latent, timestep.expand(1), text, past, chunk * CHUNK)
+    return forward(transformer, latent, timestep.expand(1).to(latent.device), text, past, chunk * CHUNK)
 
 
 def _noise(components: Components, plan: WorkPlan, index: int) -> Tensor:
@@ -102,7 +103,7 @@ def _noise(components: Components, plan: WorkPlan, index: int) -> Tensor:
         int(scalars["width"]) // space,
     )
     seed = noise_seed(int(scalars["seed"]), loop="rollout", step=int(scalars["chunk"]), purpose=f"noise/{index}")
-    return noise(shape, seed).to(transformer.dtype)
+    return noise(shape, seed).to(transformer.device, transformer.dtype)
 
 
 def _clip(chunk: int, frames: Tensor, fps: int) -> Artifact:

@@ -56,6 +56,8 @@ def test_a_file_lists_families_as_toml_does(tmp_path: Path) -> None:
         ("workers", "-1"),
         ("workers", "2000"),
         ("ranks", "0"),
+        ("device", "gpu"),
+        ("device", "cuda:x"),
         ("threads", "1.5"),
         ("max_active", ""),
         ("max_deaths", "0"),

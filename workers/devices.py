@@ -1,0 +1,33 @@
+"""The device of each rank, found and checked before anything is loaded."""
+
+from workers.errors import NoDevice
+
+
+def device_of(asked: str, number: int = 0) -> str:
+    """That of the rank with this number on its machine: ranks take GPUs in order, `cuda:1` from the second on.
+
+    `auto` is the GPUs where there are any, and the CPU, which all ranks share, elsewhere. Raises NoDevice.
+    """
+    kind, _, first = asked.partition(":")
+    there = 0 if kind == "cpu" else _gpus()
+    if kind == "cpu" or (kind == "auto" and not there):
+        return "cpu"
+    index = int(first or 0) + number
+    if index >= there:
+        raise NoDevice(asked, index, there)
+    return f"cuda:{index}"
+
+
+def settle(device: str) -> None:
+    """This process computes there, with kernels that give one input the same bits each time."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.deterministic = True
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
