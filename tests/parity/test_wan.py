@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.hooks import FirstBlockCacheConfig
-from diffusers.hooks.hooks import CacheContext, _set_cache_context
 
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
@@ -96,22 +94,6 @@ async def test_jobs_that_take_turns_make_the_bits_of_those_alone() -> None:
 
     assert together == alone
     assert len([1 for one, following in pairwise(order) if one != following]) > len(jobs), "they took turns"
-
-
-async def test_a_cache_on_a_module_is_seen() -> None:
-    """The negative control: diffusers' own block cache keeps what it remembers under "cond" and "uncond" alone."""
-    wan = family(tiny.wan(), "float32")
-    requests = [REQUEST | {"seed": seed} for seed in range(2)]
-    alone = [(await run(wan, request)).steps for request in requests]
-
-    async with World(families=(wan,)).engine() as running:
-        transformer = running.workers[0].executor._models["tiny"].components["transformer"]
-        transformer.enable_cache(FirstBlockCacheConfig(threshold=1e9))
-        _set_cache_context(transformer, CacheContext("cond"))
-        jobs = [await running.client.submit(GenerationRequest(model="tiny", **request)) for request in requests]
-        together = [(await ended(running, job.id)).steps for job in jobs]
-
-    assert together != alone
 
 
 @pytest.mark.parametrize(
