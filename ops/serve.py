@@ -20,6 +20,7 @@ import zmq
 from msgspec import Struct
 
 from api.app import build_app
+from cards import branches
 from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
@@ -69,6 +70,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     Raises BadSettings, StoreError (locked, unavailable, of another schema), InvalidCard.
     """
     families = families_of(settings)
+    if settings.parallel:
+        branches.check(families)
     await devices.check(settings)
     clock = WallClock()
     with _listening(settings) as http:

@@ -30,6 +30,9 @@ class Flux2:
             )
         return ()
 
+    def unshared(self) -> str:
+        return "it is distilled, and has one branch" if is_distilled(self._checkpoint) else ""
+
     def load(self, device: str) -> Components:
         return Modules(self._checkpoint, self._precision, device)
 

@@ -4,6 +4,7 @@ B batch, L tokens, D width, C channels of a token, H W picture height and width 
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from cards import media
+from cards import branches, media
 from cards.family import Artifact, Components, Made, StepBody
 from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.solvers import Euler
@@ -38,8 +39,9 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent_BLC = reads["latent"] if "latent" in reads else _noise(components, plan, text.dtype)
     scheduler = _scheduler(components, plan, tokens=latent_BLC.shape[1])
     t_B = scheduler.timesteps[plan.step].expand(1).to(latent_BLC)
-    outputs = {
-        branch: transformer(
+
+    def forward(branch: str) -> Tensor:
+        velocity: Tensor = transformer(
             hidden_states=latent_BLC.to(transformer.dtype),
             timestep=t_B / 1000,
             guidance=None,
@@ -48,8 +50,10 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
             img_ids=_places(components, plan).to(latent_BLC.device),
             return_dict=False,
         )[0]
-        for branch in GUIDANCE.branches(plan.scalars)
-    }
+        return velocity
+
+    forwards = {branch: partial(forward, branch) for branch in GUIDANCE.branches(plan.scalars)}
+    outputs = branches.evaluate_one(components, forwards)
     velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
     return Made(Euler().advance(scheduler, plan.step, latent_BLC, velocity, {}), remembered)
 

@@ -31,6 +31,9 @@ class Ltx2:
             return ()
         return (Notice("unused", "negative_prompt", "the distilled recipe has no use for one; it is ignored"),)
 
+    def unshared(self) -> str:
+        return "the distilled recipe has one branch" if self._recipe == "distilled" else ""
+
     def load(self, device: str) -> Components:
         return Modules(self._checkpoint, self._precision, device)
 
