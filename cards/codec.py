@@ -41,7 +41,7 @@ _DTYPES = {
 def encode(tensor: "torch.Tensor") -> tuple[TensorRef, bytes]:
     """The tensor's content reference and the blob it names. Reads host memory: a device tensor is copied here."""
     tensor = tensor.detach().cpu()
-    if not _each_its_own(tensor.shape, tensor.stride()):
+    if not each_its_own(tensor.shape, tensor.stride()):
         tensor = tensor.contiguous()
     strides = tensor.stride()
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -81,7 +81,7 @@ def decode(data: bytes, device: str = "cpu") -> "torch.Tensor":
         tensor = torch.empty_strided(dense.shape, strides, dtype=dense.dtype, device=home(dense.dtype, device))
     except (safetensors.SafetensorError, KeyError, msgspec.DecodeError, RuntimeError, TypeError) as error:
         raise ValueError(f"not a tensor blob: {error}") from error
-    if not _each_its_own(tensor.shape, strides):
+    if not each_its_own(tensor.shape, strides):
         raise ValueError(f"not a tensor blob: with strides {strides} elements of {tuple(tensor.shape)} share memory")
     return tensor.copy_(dense)
 
@@ -118,7 +118,7 @@ def _metadata(data: bytes) -> dict[str, str]:
     return header["__metadata__"]
 
 
-def _each_its_own(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def each_its_own(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether every element has a place of its own: an expanded tensor cannot be rebuilt with its strides."""
     extent = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):

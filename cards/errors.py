@@ -7,10 +7,11 @@ CardError
  - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
  - BadLora           a LoRA that does not fit the model
  - BadExtension      an extension that is not there, or cannot do what it was told
+ - NothingToShare    no model of a pool has branches that its ranks could share
  - NotFinite         a step made a NaN or an Inf where somebody watches for them
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -62,6 +63,15 @@ class BadExtension(CardError):
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"extensions: {name!r} {problem}")
         self.name = name
+
+
+class NothingToShare(CardError):
+    """`reasons` are by model."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        each = "; ".join(f"{model}: {reason}" for model, reason in reasons.items()) or "there is no model"
+        super().__init__(f"parallel: cfg has nothing to share among ranks: {each}; leave it out")
+        self.reasons = reasons
 
 
 class NotFinite(CardError):

@@ -150,6 +150,9 @@ class TextToImage(OneCheckpoint):
             return ()
         return no_guidance(request, "ignored", f"{self.card.name} runs without guidance and ignores it")
 
+    def unshared(self) -> str:
+        return "" if self._picture.guided else "it runs without guidance, and has one branch"
+
 
 def drawn(picture: "Image.Image") -> Made:
     """What decoding leaves: `image`, uint8 (H, W, 3), and its PNG."""

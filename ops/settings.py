@@ -44,6 +44,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Worker processes to start and keep alive; 0 if all come from elsewhere."""
     ranks: Count = 1
     """Ranks of each of these workers."""
+    parallel: Literal["cfg"] | None = None
+    """With "cfg" two ranks share the branches of guidance: each evaluates its own and they exchange the outputs."""
+    rank_timeout_s: Seconds = 60.0
+    """How long a rank of a worker waits for another before it gives the pool up."""
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
     """Where its workers compute: cpu, cuda, cuda:1, or auto, a GPU if there is one. Each rank takes one, in order."""
     threads: Count = max(1, (os.cpu_count() or 2) // 2)
@@ -128,11 +132,19 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     try:
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)
+        _check_ranks(settings)
         return settings
     except BadExtension as error:
         raise BadSettings(str(error)) from error
     except msgspec.ValidationError as error:
         raise BadSettings(f"bad setting: {error}") from error
+
+
+def _check_ranks(settings: Settings) -> None:
+    if settings.parallel is not None and settings.ranks != 2:
+        raise BadSettings(
+            f"parallel: {settings.parallel} is for 2 ranks and there are {settings.ranks}; set ranks to 2"
+        )
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Builds worker processes: the settings of one, and the command lines that start one and its other ranks."""
 
-import os
 import sys
 
 import msgspec
@@ -23,6 +22,8 @@ def settings_of(settings: Settings, address: str, parent: int | None, slot: int 
         ranks=settings.ranks,
         device=settings.device,
         slot=slot,
+        parallel=settings.parallel,
+        rank_timeout_s=settings.rank_timeout_s,
         threads=settings.threads,
         heartbeat_s=min(1.0, settings.silent_s / 4),
         parent=parent,
@@ -41,10 +42,7 @@ def run(worker: WorkerSettings, blobs: str, rank: int = 0) -> str:
         process.follow_rank_zero(worker, store, rank)
         return "rank 0 told it to stop"
 
-    def follower(address: str, rank: int) -> list[str]:
-        return command(msgspec.structs.replace(worker, connect=address, parent=os.getpid()), blobs, rank)
-
-    return process.lead(worker, store, follower)
+    return process.lead(worker, store, lambda of_rank, rank: command(of_rank, blobs, rank))
 
 
 def main() -> None:

@@ -140,7 +140,7 @@ def _count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> 
     import torch
 
     wishes = directives(str(plan.scalars["prompt"]))
-    _misbehave(wishes, plan.step)
+    misbehave(wishes, plan.step)
     seed = sampling.noise_seed(int(plan.scalars["seed"]), loop="count", step=plan.step, purpose="noise")
     noise = sampling.noise((4, 4), seed) * float(plan.scalars.get("guidance", 1.0))
     x = (reads["x"] if "x" in reads else reads["start"]) * 0.5 + noise
@@ -163,7 +163,7 @@ def _finish(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) ->
     return Made({}, {}, (Artifact("result.txt", "text/plain", repr(reads["x"].tolist()).encode()),))
 
 
-def _misbehave(wishes: dict[str, float], step: int) -> None:
+def misbehave(wishes: dict[str, float], step: int) -> None:
     if "sleep" in wishes:
         time.sleep(wishes["sleep"])
     if wishes.get("fail") == step:

@@ -2,6 +2,9 @@
 WorkerError
  - RanksDiverged       ranks of one pool made different bits of the same unit
  - RankSilent          a rank did not answer in time
+ - RanksUnlike         ranks of one pool would not compute the same bits
+ - ExchangeBroken      the other rank is gone, or has said nothing of its branches in time
+ - BranchFailed        a branch of a step failed, on whichever rank
  - NoDevice            a rank's device is not on this machine
  - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
@@ -10,6 +13,8 @@ WorkerError
  - BrokenPromise       a step made other tensors than its plan said, or not the one that a unit behind it reads
  - FoldDiffers         what a step derived came out otherwise when it was made again
 """
+
+from cards.wire import StepError
 
 
 class WorkerError(Exception):
@@ -26,6 +31,26 @@ class RankSilent(WorkerError):
     def __init__(self, rank: int, seconds: float) -> None:
         super().__init__(f"rank {rank} has not answered for {seconds:g} s")
         self.rank = rank
+
+
+class RanksUnlike(WorkerError):
+    def __init__(self, rank: int, mine: str, theirs: str) -> None:
+        super().__init__(f"rank {rank} computes with {theirs} where rank 0 computes with {mine}")
+        self.rank = rank
+
+
+class ExchangeBroken(WorkerError):
+    def __init__(self, rank: int, seconds: float, cause: str) -> None:
+        super().__init__(f"rank {rank} is gone, or has not exchanged its branches for {seconds:g} s: {cause}")
+        self.rank = rank
+
+
+class BranchFailed(WorkerError):
+    """`error` is the step's."""
+
+    def __init__(self, error: StepError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class NoDevice(WorkerError):

@@ -1,20 +1,21 @@
 """One unit, executed: resident tensors in, step body, content-addressed tensors out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import codec
+from cards.branches import COMPONENT, Branches
 from cards.errors import NotFinite
 from cards.family import Components, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
-from workers.errors import BlobLost, BlobsUnavailable, BrokenPromise, FoldDiffers
+from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
 from workers.naming import Named, Naming
 from workers.resident import BlobStore, Resident
 
@@ -37,8 +38,30 @@ class Answer(Struct, frozen=True):
     blobs: Mapping[str, bytes] = {}
 
 
-def load_models(registry: Registry, device: str = "cpu") -> dict[str, Loaded]:
-    return {name: Loaded(family.load(device), family.bodies()) for name, family in registry.items()}
+class Beside(Mapping[str, Any]):
+    """A model's modules, and under their names what its bodies are given besides."""
+
+    def __init__(self, components: Components, more: Mapping[str, Any]) -> None:
+        self._components = components
+        self._more = more
+
+    def __getitem__(self, name: str) -> Any:
+        return self._more[name] if name in self._more else self._components[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._components, *self._more))
+
+    def __len__(self) -> int:
+        return len(self._components) + len(self._more)
+
+
+def load_models(registry: Registry, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
+    """`branches` evaluates those of their steps; without, each step evaluates its own."""
+    loaded = {name: (family.load(device), family.bodies()) for name, family in registry.items()}
+    more = {} if branches is None else {COMPONENT: branches}
+    return {
+        name: Loaded(Beside(modules, more) if more else modules, bodies) for name, (modules, bodies) in loaded.items()
+    }
 
 
 class Executor:
@@ -61,7 +84,7 @@ class Executor:
             if answer.blobs:
                 self._blobs.put_named(answer.blobs)
         except Exception as error:  # noqa: BLE001 - as below: it is the step's answer
-            return Answer(StepResult(id=answer.result.id, error=_step_error(error), seconds=answer.result.seconds))
+            return Answer(StepResult(id=answer.result.id, error=step_error(error), seconds=answer.result.seconds))
         return Answer(answer.result, answer.frames)
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
@@ -85,8 +108,10 @@ class Executor:
             if unit.plan.writes is not None and set(named) != set(unit.plan.writes):
                 raise BrokenPromise(", ".join(sorted(set(named) ^ set(unit.plan.writes))))
             return self._answer(unit.id, made, named, naming, seconds)
+        except ExchangeBroken:
+            raise
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
-            return Answer(StepResult(id=unit.id, error=_step_error(error), seconds=perf_counter() - began))
+            return Answer(StepResult(id=unit.id, error=step_error(error), seconds=perf_counter() - began))
 
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}
@@ -170,9 +195,11 @@ class Executor:
         return Answer(result, tuple(inline.values()), large if self._stores else {})
 
 
-def _step_error(error: Exception) -> StepError:
+def step_error(error: Exception) -> StepError:
     import torch
 
+    if isinstance(error, BranchFailed):
+        return error.error
     kinds = {
         BlobsUnavailable: "store_trouble",
         BlobLost: "corrupt_checkpoint",

@@ -10,13 +10,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import zmq
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards import fingerprint, registry
+from cards.branches import Branches, check
 from cards.model import Model
-from workers import devices
+from workers import devices, exchange
 from workers.execute import Executor, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
@@ -36,11 +39,15 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """cpu, cuda, cuda:1 or auto: each rank takes one."""
     slot: int = 0
     """Which of its machine's workers this is: its ranks take the devices after those of the workers before it."""
+    parallel: Literal["cfg"] | None = None
+    """Two ranks share the branches of guidance instead of each evaluating all of them."""
     credits: int = 16
     threads: int = 1
     memory_bytes: int = 8 << 30
     heartbeat_s: float = 1.0
     rank_timeout_s: float = 60.0
+    meet_in: str = ""
+    """The folder in which its ranks find each other: rank 0 makes it."""
     extensions: tuple[str, ...] = ()
     """Observers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     parent: int | None = None
@@ -53,16 +60,24 @@ def ignore_interrupts(settings: WorkerSettings) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, int], list[str]]) -> str:
-    """Rank 0's life. `follower(address, rank)` is the command line of another rank. Returns why it ended."""
+Follower = Callable[[WorkerSettings, int], list[str]]
+"""The command line of another rank."""
+
+
+def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
+    """Rank 0's life. Returns why it ended."""
     sys.setswitchinterval(5e-4)  # the link's thread must get a word in while the executor's is in Python
     with ExitStack() as stack:
         watch_parent(settings.parent)
         device, *_ = (_device(settings, rank) for rank in range(settings.ranks))
         others = Others()
+        if settings.ranks > 1:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
+            settings = replace(settings, meet_in=folder)
         followers = stack.enter_context(_followers(settings, others, follower))
-        families, executor = _prepare(settings, blobs, device, stores=True)
-        followers.ready()
+        families, executor = stack.enter_context(_prepared(settings, blobs, 0, device))
+        numerics = fingerprint.numerics(device)
+        followers.ready(numerics)
         identity = Identity(
             worker=f"{settings.pool}-{os.getpid()}-{secrets.token_hex(4)}",
             pool=settings.pool,
@@ -70,7 +85,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
             credits=settings.credits,
             memory_bytes=settings.memory_bytes,
             models=tuple(registry.identity(family) for family in families.values()),
-            fingerprint=fingerprint.numerics(device),
+            fingerprint=numerics,
             blobs=blobs.name,
         )
         link = Link(settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s)
@@ -84,10 +99,14 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Callable[[str, in
 def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> None:
     """Another rank's life: `settings.connect` is rank 0's address, `settings.parent` its process."""
     watch_parent(settings.parent)
-    _, executor = _prepare(settings, blobs, _device(settings, rank), stores=False)
-    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+    device = _device(settings, rank)
+    with (
+        _prepared(settings, blobs, rank, device) as (_, executor),
+        zmq.Context() as context,
+        context.socket(zmq.PAIR) as socket,
+    ):
         socket.connect(settings.connect)
-        follow(socket, executor)
+        follow(socket, executor, fingerprint.numerics(device))
 
 
 def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
@@ -109,16 +128,31 @@ def _device(settings: WorkerSettings, rank: int) -> str:
     return devices.device_of(settings.device, settings.slot * settings.ranks + rank)
 
 
-def _prepare(
-    settings: WorkerSettings, blobs: BlobStore, device: str, *, stores: bool
-) -> tuple[registry.Registry, Executor]:
+@contextmanager
+def _prepared(
+    settings: WorkerSettings, blobs: BlobStore, rank: int, device: str
+) -> Iterator[tuple[registry.Registry, Executor]]:
+    """Raises NothingToShare, ExchangeBroken and what `registry.load` raises."""
     import torch
 
     torch.set_num_threads(settings.threads)
     devices.settle(device)
     families = registry.load(settings.families, settings.models)
-    models = load_models(families, device)
-    return families, executor(models, blobs, settings.extensions, stores=stores, device=device)
+    with _branches(settings, families, rank, device) as branches:
+        models = load_models(families, device, branches)
+        yield families, executor(models, blobs, settings.extensions, stores=rank == 0, device=device)
+
+
+@contextmanager
+def _branches(
+    settings: WorkerSettings, families: registry.Registry, rank: int, device: str
+) -> Iterator[Branches | None]:
+    if settings.parallel is None:
+        yield None
+        return
+    check(families)
+    with exchange.opened(Path(settings.meet_in, "exchange"), rank, device, settings.rank_timeout_s) as opened:
+        yield opened
 
 
 class Others:
@@ -148,22 +182,20 @@ class Others:
 
 
 @contextmanager
-def _followers(
-    settings: WorkerSettings, others: Others, follower: Callable[[str, int], list[str]]
-) -> Iterator[Followers]:
+def _followers(settings: WorkerSettings, others: Others, follower: Follower) -> Iterator[Followers]:
     """Start the other ranks and the sockets to them; all of them are gone afterwards."""
     if settings.ranks == 1:
         yield Followers([], settings.rank_timeout_s)
         return
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-")))
         sockets: list[zmq.Socket[bytes]] = []
         for rank in range(1, settings.ranks):
             socket = stack.enter_context(context.socket(zmq.PAIR))
             socket.setsockopt(zmq.LINGER, 0)
-            address = f"ipc://{folder}/{rank}"
+            address = f"ipc://{settings.meet_in}/{rank}"
             socket.bind(address)
             sockets.append(socket)
-            stack.callback(others.end, others.start(follower(address, rank), rank))
+            of_rank = replace(settings, connect=address, parent=os.getpid())
+            stack.callback(others.end, others.start(follower(of_rank, rank), rank))
         yield Followers(sockets, settings.rank_timeout_s)

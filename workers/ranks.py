@@ -11,7 +11,7 @@ import zmq
 
 from cards import codec, wire
 from cards.wire import EngineMessage, Release, Shutdown, WorkUnit
-from workers.errors import RanksDiverged, RankSilent
+from workers.errors import RanksDiverged, RankSilent, RanksUnlike
 from workers.execute import Answer, Executor
 
 
@@ -51,10 +51,11 @@ class Followers:
             if theirs != mine:
                 raise RanksDiverged(rank, mine, theirs)
 
-    def ready(self) -> None:
-        """Wait until every rank has loaded its models. Raises RankSilent."""
-        for _ in self._collect():
-            pass
+    def ready(self, fingerprint: str = "") -> None:
+        """Wait until every rank has loaded its models. Raises RankSilent, RanksUnlike."""
+        for rank, theirs in enumerate(self._collect(), start=1):
+            if theirs != fingerprint:
+                raise RanksUnlike(rank, fingerprint, theirs)
 
     def _collect(self) -> list[str]:
         answers = []
@@ -65,9 +66,9 @@ class Followers:
         return answers
 
 
-def follow(socket: "zmq.Socket[bytes]", executor: Executor) -> None:
-    """Another rank's whole life: execute what rank 0 says until it says to stop."""
-    socket.send(b"ready")
+def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "") -> None:
+    """Another rank's whole life: it says what it computes with, then executes what rank 0 says until told to stop."""
+    socket.send(fingerprint.encode())
     while True:
         head, *frames = socket.recv_multipart()
         match wire.decode_engine_message(head):

@@ -4,6 +4,7 @@ B batch, L tokens, D width, C channels of a token, H W picture height and width 
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from diffusers import Flux2KleinPipeline
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import Tensor
 
+from cards import branches
 from cards.family import Components, Made, Reads, StepBody
 from cards.guidance import ClassifierFree
 from cards.picture import PARTS, drawn
@@ -34,8 +36,9 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent_BLC = reads["latent"] if "latent" in reads else _noise(pipeline, plan, reads["text"].dtype)
     mu = compute_empirical_mu(image_seq_len=latent_BLC.shape[1], num_steps=steps)
     scheduler = begun(components["scheduler"], sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-    outputs = {
-        branch: transformer(
+
+    def forward(branch: str) -> Tensor:
+        velocity: Tensor = transformer(
             hidden_states=latent_BLC.to(transformer.dtype),
             timestep=scheduler.timesteps[plan.step].expand(1).to(latent_BLC) / 1000,
             guidance=None,
@@ -44,8 +47,10 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
             img_ids=_places(pipeline, plan, latent_BLC),
             return_dict=False,
         )[0]
-        for branch in GUIDANCE.branches(plan.scalars)
-    }
+        return velocity
+
+    forwards = {branch: partial(forward, branch) for branch in GUIDANCE.branches(plan.scalars)}
+    outputs = branches.evaluate_one(components, forwards)
     velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
     return Made(SOLVERS["euler"].advance(scheduler, plan.step, latent_BLC, velocity, {}), remembered)
 

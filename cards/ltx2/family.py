@@ -26,6 +26,9 @@ class Ltx2(OneCheckpoint):
             return ()
         return no_guidance(request, "unused", "the distilled recipe has no use for one; it is ignored")
 
+    def unshared(self) -> str:
+        return "the distilled recipe has one branch" if self._recipe == "distilled" else ""
+
 
 def open(model: Model, checkpoint: Checkpoint) -> Ltx2:
     """Raises BadCheckpoint, InvalidCard."""

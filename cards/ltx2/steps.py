@@ -5,6 +5,7 @@ bins per latent, T frames, H' W' pixels, A audio channels, N samples.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 from torch import Tensor
 
-from cards import media
+from cards import branches, media
 from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.ltx2 import guidance
 from cards.ltx2.card import TEXT_TOKENS
@@ -60,7 +61,8 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     state = dict(reads) if plan.step else {**reads, **_begin(pipeline, plan, reads)}
     samples = {"video": state["latent"], "audio": state["audio"]}
     scheduler = _scheduler(components["scheduler"], plan, tokens=state["latent"].shape[1])
-    velocities = _velocities(pipeline, plan, reads, samples, scheduler.timesteps[plan.step].to(state["latent"].device))
+    t = scheduler.timesteps[plan.step].to(state["latent"].device)
+    velocities = _velocities(components, pipeline, plan, reads, samples, t)
     moved = {}
     for modality, scale in guidance.scales(plan.scalars).items():
         sample = samples[modality]
@@ -154,22 +156,23 @@ def _begin(pipeline: Any, plan: WorkPlan, reads: Reads) -> dict[str, Tensor]:
 
 
 def _velocities(
-    pipeline: Any, plan: WorkPlan, reads: Reads, samples: Mapping[str, Tensor], t: Tensor
+    components: Components, pipeline: Any, plan: WorkPlan, reads: Reads, samples: Mapping[str, Tensor], t: Tensor
 ) -> dict[str, dict[str, Tensor]]:
-    """By branch and modality, what the transformer sees."""
-    branches = guidance.branches(plan.scalars)
-    count = 2 if "unprompted" in branches else 1
-    whole = _forward(pipeline, plan, reads, samples, t, count)
-    found = dict(zip(("unprompted", "prompted")[-count:], _each(whole, count), strict=True))
+    """By branch and modality, what the transformer sees. The first forward has the prompt, and is without it too."""
+    needed = guidance.branches(plan.scalars)
+    count = 2 if "unprompted" in needed else 1
+    forwards = {"prompted": partial(_forward, pipeline, plan, reads, samples, t, count)}
     prompted = {name: reads[name].chunk(count)[-1] for name in ("text", "audio_text", "mask")}
     changes: dict[str, dict[str, Any]] = {
         "skipped": {"spatio_temporal_guidance_blocks": [int(plan.scalars["skipped"])]},
         "isolated": {"isolate_modalities": True},
     }
     for branch, change in changes.items():
-        if branch in branches:
-            found[branch] = _forward(pipeline, plan, prompted, samples, t, 1, **change)
-    return found
+        if branch in needed:
+            forwards[branch] = partial(_forward, pipeline, plan, prompted, samples, t, 1, **change)
+    made = branches.evaluate(components, forwards)
+    first = _each(made.pop("prompted"), count)
+    return dict(zip(("unprompted", "prompted")[-count:], first, strict=True)) | made
 
 
 def _forward(

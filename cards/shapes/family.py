@@ -31,6 +31,9 @@ class Shapes:
             if (unknown := tokenize(text)[1])
         )
 
+    def unshared(self) -> str:
+        return ""
+
     def load(self, device: str) -> Components:
         from cards.shapes import model
 

@@ -4,11 +4,12 @@ B batch, L words, D width, C latent channels, F latent frames, H W latent height
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from cards import media, sampling
+from cards import branches, media, sampling
 from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.shapes.card import CARD, SCALE
@@ -37,10 +38,11 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     device = reads["text"].device
     latent_BCFHW = reads["latent"] if "latent" in reads else _first_latent(int(plan.scalars["seed"])).to(device)
     t_BF = torch.full((1, CONFIG.latent_frames), t, device=device)
-    outputs = {
-        branch: components["transformer"](latent_BCFHW, t_BF, reads[branch])
+    forwards = {
+        branch: partial(components["transformer"], latent_BCFHW, t_BF, reads[branch])
         for branch in GUIDANCE.branches(plan.scalars)
     }
+    outputs = branches.evaluate_one(components, forwards)
     velocity_BCFHW, remembered = GUIDANCE.combine(outputs, plan.scalars)
     artifacts: tuple[Artifact, ...] = ()
     if "preview" in plan.emits:

@@ -75,6 +75,11 @@ class Wan(OneCheckpoint):
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, self._solver, request)
 
+    def unshared(self) -> str:
+        if self._distilled:
+            return "a student has one branch"
+        return "cfg=batched evaluates all branches in one forward" if self._batched else ""
+
     def load(self, device: str) -> Components:
         by_row = partial(row_by_row, names=BY_ROW)
         finish = {"transformer": by_row, LOW_NOISE: by_row} if self._batched else {}

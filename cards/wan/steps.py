@@ -6,6 +6,7 @@ B batch, L tokens, D width, C latent channels, F latent frames, H W latent heigh
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from torch import Tensor
 
-from cards import lora, media, pack, sampling
+from cards import branches, lora, media, pack, sampling
 from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.folding import MADE
 from cards.forward import Through, whole
@@ -87,10 +88,12 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Throu
             rows = _forward(transformer, latents, t_B, torch.cat([*texts.values()]), seen).whole()
             outputs = dict(zip(texts, rows.split(1), strict=True))
         else:
-            outputs = {
-                branch: through(branch, _forward(transformer, latent_BCFHW, t_B, text, seen))
+            forwards = {
+                branch: partial(through, branch, _forward(transformer, latent_BCFHW, t_B, text, seen))
                 for branch, text in texts.items()
             }
+            shared = components if through is whole else {}  # what an interceptor remembers is of all branches
+            outputs = branches.evaluate_one(shared, forwards)
     velocity, remembered = policy.combine(outputs, scalars)
     return Made({"velocity": velocity}, remembered)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from cards.family import Made
 from cards.wire import Introduce, Release, Shutdown, StepError
 from tests.workers.units import executor, sent, unit
-from workers.errors import RanksDiverged, RankSilent
+from workers.errors import RanksDiverged, RankSilent, RanksUnlike
 from workers.execute import Answer, Executor
 from workers.ranks import Followers, follow, summary
 from workers.resident import Held
@@ -99,6 +99,14 @@ def test_a_rank_that_does_not_load_is_named() -> None:
         followers.ready()
 
     assert caught.value.rank == 2
+
+
+def test_a_rank_that_computes_with_something_else_is_named() -> None:
+    with (
+        pool([executor(double)]) as followers,
+        pytest.raises(RanksUnlike, match=r"rank 1 computes with .* where rank 0 computes with device=NVIDIA_H200"),
+    ):
+        followers.ready("device=NVIDIA_H200")
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:
