@@ -123,6 +123,7 @@ async def test_a_cache_on_a_module_is_seen() -> None:
         ({"frames": 10}, "one more than a multiple of 4, from 1 to 81"),
         ({"steps": 0}, "1 to 1000"),
         ({"guidance": 50.0}, "1 to 20"),
+        ({"size": "528x16"}, "up to 512 each"),
     ],
 )
 async def test_what_wan_cannot_do_is_refused_with_what_it_can(asked: dict[str, Any], says: str) -> None:
