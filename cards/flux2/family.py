@@ -4,15 +4,11 @@ from pathlib import Path
 
 from cards.card import Preset, Range
 from cards.checkpoint import Checkpoint
-from cards.model import Model
 from cards.picture import Picture, TextToImage
 from cards.tokens import TokenLimit, in_chat
 
 PRESETS = (Preset(1024, 1024, 1.0), Preset(1360, 768, 1.0), Preset(768, 1360, 1.0))
 """The flow shift follows from the number of tokens and steps, not from a preset."""
-
-MOST_ASPECT = 8
-"""Of the pictures that diffusers' Flux2ImageProcessor takes in; there is no other word on what the weights know."""
 
 
 class Flux2(TextToImage):
@@ -32,7 +28,7 @@ class Flux2(TextToImage):
             guidance=Range(1, 1, 1) if distilled else Range(1, 20, 4),
             multiple=1 << len(blocks),  # a token is two latents wide; each block but the last halves the picture
             most_pixels=1 << 22,
-            most_aspect=MOST_ASPECT,
+            most_aspect=8,  # of the pictures that diffusers' Flux2ImageProcessor takes in
             presets=PRESETS,
         )
 
@@ -40,6 +36,4 @@ class Flux2(TextToImage):
         return TokenLimit(tokenizer, 512, in_chat(tokenizer, enable_thinking=False))
 
 
-def open(model: Model, checkpoint: Checkpoint) -> Flux2:
-    """Raises BadCheckpoint, InvalidCard."""
-    return Flux2(model, checkpoint)
+open = Flux2
