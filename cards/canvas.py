@@ -31,6 +31,20 @@ def pixels(request: "ResolvedRequest", output: OutputSpec) -> tuple[int, int, in
     return width, height, request.frames or output.frames
 
 
+def check_sides(request: "ResolvedRequest", output: OutputSpec, most: int) -> None:
+    """What a family's positions reach to is not in the card. Raises InvalidRequest."""
+    width, height, _ = pixels(request, output)
+    if max(width, height) > most:
+        raise InvalidRequest("size", f"{width}x{height}: width and height may be up to {most} each")
+
+
+def check_aspect(request: "ResolvedRequest", output: OutputSpec, most: int) -> None:
+    """Raises InvalidRequest."""
+    width, height, _ = pixels(request, output)
+    if max(width, height) > most * min(width, height):
+        raise InvalidRequest("size", f"{width}x{height}: one side may be up to {most} times the other")
+
+
 def _only(size: str | None, frames: int | None, name: str, output: OutputSpec) -> None:
     if size not in (None, own := f"{output.width}x{output.height}"):
         raise InvalidRequest("size", f"{size!r}: {name} makes {own} only; leave it out")

@@ -3,11 +3,12 @@
 A family of that kind has a `Picture` with what is its own, and step bodies by the names of the loops.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from cards import solvers
+from cards import canvas, solvers
 from cards.card import (
     Canvas,
     LoopSpec,
@@ -29,6 +30,7 @@ from cards.loop import Loop, LoopContext
 from cards.model import Model
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
+from cards.tokens import TokenLimit
 from cards.wire import Scalar
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class Picture(Struct, frozen=True, kw_only=True):
     multiple: int
     """Of pixels in both directions."""
     most_pixels: int
+    most_aspect: int
+    """How much longer one side may be than the other."""
     presets: tuple[Preset, ...]
     """The first is what a request gets that names no size."""
 
@@ -70,7 +74,6 @@ class Picture(Struct, frozen=True, kw_only=True):
 
     def card(self, name: str, checkpoint: Checkpoint, precision: Precision) -> ModelCard:
         """Its outputs are held to those of the pipeline that the checkpoint names. Raises BadCheckpoint."""
-        checkpoint.require(*PARTS)
         if self.solver not in (found := solvers.of(checkpoint)):
             problem = f"its solver is one of {', '.join(found)}; {self.family} runs {self.solver}"
             raise BadCheckpoint(checkpoint.parts["scheduler"].folder, problem)
@@ -110,14 +113,14 @@ class Picture(Struct, frozen=True, kw_only=True):
         }
 
     def _output(self) -> OutputSpec:
-        canvas = Canvas(
+        sizes = Canvas(
             multiple=self.multiple,
             most_pixels=self.most_pixels,
             presets=self.presets,
             frames_multiple=1,
             most_frames=1,
         )
-        return OutputSpec(width=self.presets[0].width, height=self.presets[0].height, frames=1, fps=1, canvas=canvas)
+        return OutputSpec(width=self.presets[0].width, height=self.presets[0].height, frames=1, fps=1, canvas=sizes)
 
     def _program(self) -> Program:
         conditions = {condition: f"encode.{condition}" for condition in self.conditions}
@@ -138,17 +141,30 @@ class Picture(Struct, frozen=True, kw_only=True):
 class TextToImage(OneCheckpoint):
     """A family that is a `Picture` and nothing more."""
 
-    def __init__(self, model: Model, checkpoint: Checkpoint, picture: Picture) -> None:
+    def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
         super().__init__(model, checkpoint)
         model.choose()
-        self.card = picture.card(model.name, checkpoint, self._precision)
-        self.loops = picture.loops(model.name)
-        self._picture = picture
+        checkpoint.require(*PARTS)
+        self._picture = self.picture(checkpoint)
+        self._tokens = self.tokens(checkpoint.parts["tokenizer"].folder)
+        self.card = self._picture.card(model.name, checkpoint, self._precision)
+        self.loops = self._picture.loops(model.name)
+
+    def picture(self, checkpoint: Checkpoint) -> Picture:
+        """Of a checkpoint that has all `PARTS`."""
+        raise NotImplementedError
+
+    def tokens(self, tokenizer: Path) -> TokenLimit:
+        """What a prompt may have at most; `tokenizer` is the folder of that."""
+        raise NotImplementedError
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
-        if self._picture.guided:
-            return ()
-        return no_guidance(request, "ignored", f"{self.card.name} runs without guidance and ignores it")
+        canvas.check_aspect(request, self.card.output, self._picture.most_aspect)
+        self._tokens.check("prompt", request.prompt)
+        if not self._picture.guided:
+            return no_guidance(request, "ignored", f"{self.card.name} runs without guidance and ignores it")
+        self._tokens.check("negative_prompt", request.negative_prompt)
+        return ()
 
     def unshared(self) -> str:
         return "" if self._picture.guided else "it runs without guidance, and has one branch"

@@ -58,8 +58,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     """The picture, uint8 (H', W', 3), and its PNG."""
     pipeline, vae, latent_BLC = _pipeline(components, "vae"), components["vae"], reads["latent"]
-    places = _places(pipeline, plan, latent_BLC)
-    latent_BCHW = pipeline._unpack_latents_with_ids(latent_BLC, places, *_tokens(pipeline, plan))
+    latent_BCHW = pipeline._unpack_latents_with_ids(latent_BLC, _places(pipeline, plan, latent_BLC))
     pixels = vae.decode(pipeline._unpatchify_latents(_unscaled(vae, latent_BCHW)), return_dict=False)[0]
     [picture] = pipeline.image_processor.postprocess(pixels, output_type="pil")
     return drawn(picture)
@@ -80,15 +79,10 @@ def _noise(pipeline: Any, plan: WorkPlan, dtype: torch.dtype) -> Tensor:
 
 
 def _places(pipeline: Any, plan: WorkPlan, latent_BLC: Tensor) -> Tensor:
-    """Where each token of the picture is, (1, H * W, 4)."""
-    places: Tensor = pipeline._prepare_latent_ids(torch.empty(1, 0, *_tokens(pipeline, plan)))
+    """Where each token of the picture is, (1, H * W, 4). One is two latents wide and high."""
+    height, width = (int(plan.scalars[name]) // (2 * pipeline.vae_scale_factor) for name in ("height", "width"))
+    places: Tensor = pipeline._prepare_latent_ids(torch.empty(1, 0, height, width))
     return places.to(latent_BLC.device)
-
-
-def _tokens(pipeline: Any, plan: WorkPlan) -> tuple[int, int]:
-    """H and W: a token is two latents wide and high."""
-    pixels = 2 * pipeline.vae_scale_factor
-    return int(plan.scalars["height"]) // pixels, int(plan.scalars["width"]) // pixels
 
 
 def _unscaled(vae: Any, latent_BCHW: Tensor) -> Tensor:

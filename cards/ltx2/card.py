@@ -33,7 +33,7 @@ PARTS = (
     "vocoder",
 )
 TEXT_TOKENS = 1024
-"""What every prompt is padded or cut to, where the tokenizer has no lower limit."""
+"""What every prompt is padded to, and may have at most, where the tokenizer has no lower limit."""
 
 UPSAMPLER = "latent_upsampler"
 UPSAMPLED = 2
@@ -206,6 +206,15 @@ def _output(checkpoint: Checkpoint, distilled: bool) -> OutputSpec:
     width, height = SIZES[2 if distilled else 0]
     rate = int(_config(checkpoint, "vocoder").get("output_sampling_rate", 24_000))
     return OutputSpec(width=width, height=height, frames=121, fps=FPS, canvas=canvas, sample_rate=rate)
+
+
+def text_tokens(tokenizer: dict[str, Any]) -> int:
+    return int(min(TEXT_TOKENS, tokenizer.get("model_max_length", TEXT_TOKENS)))
+
+
+def most_side(transformer: dict[str, Any]) -> int:
+    """In pixels: where the positions end that the transformer scales to one."""
+    return min(int(transformer.get(name, 2048)) for name in ("base_width", "base_height"))
 
 
 def _frames_per_latent(vae: dict[str, Any]) -> int:

@@ -1,12 +1,14 @@
 """The LTX-2 family: a card, loops, modules and step bodies for one checkpoint directory."""
 
+from cards import canvas
 from cards.checkpoint import Checkpoint
 from cards.family import Notice, no_guidance
-from cards.ltx2.card import RECIPES, UPSAMPLER, text_to_video, version_of
+from cards.ltx2.card import RECIPES, UPSAMPLER, most_side, text_to_video, text_tokens, version_of
 from cards.ltx2.loops import loops
 from cards.model import Model
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
+from cards.tokens import TokenLimit
 
 
 class Ltx2(OneCheckpoint):
@@ -20,9 +22,15 @@ class Ltx2(OneCheckpoint):
         self._recipe = model.choose(recipe=recipes)["recipe"]
         self.card = text_to_video(model.name, checkpoint, self._precision, self._recipe)
         self.loops = loops(self.card, version_of(checkpoint))
+        tokenizer = checkpoint.parts["tokenizer"]
+        self._tokens = TokenLimit(tokenizer.folder, text_tokens(tokenizer.config()), str.strip)
+        self._most_side = most_side(checkpoint.parts["transformer"].config())
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
+        canvas.check_sides(request, self.card.output, self._most_side)
+        self._tokens.check("prompt", request.prompt)
         if self._recipe != "distilled":
+            self._tokens.check("negative_prompt", request.negative_prompt)
             return ()
         return no_guidance(request, "unused", "the distilled recipe has no use for one; it is ignored")
 

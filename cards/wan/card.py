@@ -172,3 +172,10 @@ def output(checkpoint: Checkpoint, presets: tuple[Preset, ...]) -> OutputSpec:
 def scale_of(vae: dict[str, Any]) -> tuple[int, int]:
     """Pixels and frames per latent."""
     return int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
+
+
+def most_side(checkpoint: Checkpoint) -> int:
+    """In pixels: as many patches as the transformer has positions for."""
+    space, _ = scale_of(checkpoint.parts["vae"].config())
+    transformer = checkpoint.parts["transformer"].config()
+    return int(transformer.get("rope_max_seq_len", 1024)) * space * int(transformer.get("patch_size", (1, 2, 2))[1])

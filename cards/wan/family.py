@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cards import solvers
+from cards import canvas, solvers
 from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
 from cards.extensions.loops import CHOICES, bodies, notices
@@ -17,7 +17,7 @@ from cards.single import OneCheckpoint
 from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
 from cards.wan import dmd
-from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS, video
+from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS, most_side, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 from cards.wan_causal.family import WanCausal
@@ -53,6 +53,7 @@ class Wan(OneCheckpoint):
             self.card = video(model.name, checkpoint, self._precision, self._solver, policy, options["interceptor"])
             self.loops = loops(self.card, self._solver, policy)
         self._tokens = TokenLimit(checkpoint.parts["tokenizer"].folder, TEXT_TOKENS)
+        self._most_side = most_side(checkpoint)
 
     def _check_interceptor(self, model: Model, interceptor: str, experts: bool) -> None:
         """Raises InvalidCard."""
@@ -63,6 +64,7 @@ class Wan(OneCheckpoint):
             raise InvalidCard(model.name, field, f"{interceptor} would hand what one expert left to the other")
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
+        canvas.check_sides(request, self.card.output, self._most_side)
         self._tokens.check("prompt", request.prompt)
         self._tokens.check("negative_prompt", request.negative_prompt)
         return (*notices(request), *(dmd.notices(request) if self._distilled else ()))

@@ -1,5 +1,6 @@
 """The Wan-causal family: a self-forcing student in one checkpoint directory, registered with `loop=causal`."""
 
+from cards import canvas
 from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
 from cards.family import Notice, no_guidance
@@ -7,7 +8,7 @@ from cards.model import Model
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
 from cards.tokens import TokenLimit
-from cards.wan.card import TEXT_TOKENS
+from cards.wan.card import TEXT_TOKENS, most_side
 from cards.wan_causal.card import MOST_FRAMES, text_to_video
 from cards.wan_causal.loops import loops
 from cards.wan_causal.window import CHUNK
@@ -34,7 +35,9 @@ class WanCausal(OneCheckpoint):
         self.card = text_to_video(model.name, checkpoint, self._precision, window, sink, bounded=bounded)
         self.loops = loops(self.card, window, sink)
         self._tokens = TokenLimit(checkpoint.parts["tokenizer"].folder, TEXT_TOKENS)
+        self._most_side = most_side(checkpoint)
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
+        canvas.check_sides(request, self.card.output, self._most_side)
         self._tokens.check("prompt", request.prompt)
         return no_guidance(request, "ignored", "this model runs without guidance and never reads it")

@@ -97,6 +97,18 @@ def test_the_shift_is_that_of_the_nearest_preset(size: tuple[int, int], shift: f
     assert CANVAS.shift(*size) == shift
 
 
+@pytest.mark.parametrize("size", ["832x16", "16x832"])
+def test_a_side_and_an_aspect_may_be_as_much_as_is_said(size: str) -> None:
+    request = resolve(_asked(size=size), SIZED, random.Random(0))
+
+    canvas.check_sides(request, SIZED.output, 832)
+    canvas.check_aspect(request, SIZED.output, 52)
+    for check, words in ((canvas.check_sides, "up to 51 each"), (canvas.check_aspect, "up to 51 times the other")):
+        with pytest.raises(InvalidRequest, match=words) as caught:
+            check(request, SIZED.output, 51)
+        assert caught.value.field == "size"
+
+
 def test_a_fork_may_change_the_size_and_is_checked_like_any_request() -> None:
     request = resolve(_asked(seed=1), SIZED, random.Random(0))
 

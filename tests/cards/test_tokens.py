@@ -10,8 +10,8 @@ import pytest
 
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
-from cards.tokens import FILE, TokenLimit, clean
-from tests.parity import tiny
+from cards.tokens import CHAT, CONFIG, FILE, TokenLimit, clean, in_chat
+from tests.parity import tiny, tiny_flux2
 from tests.parity.reference import family
 from tests.sim import World
 
@@ -60,6 +60,46 @@ def test_a_text_is_counted_as_the_pipeline_reads_it(text: str) -> None:
         TokenLimit(tiny.wan() / "tokenizer", most - 1).check("prompt", text)
 
 
+BLOCKS = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {% if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {% endif %}
+{% endif %}
+"""
+"""Of Qwen's kind: with the start of an answer that has been thought about."""
+
+
+@pytest.mark.parametrize("template", [tiny_flux2.CHAT, BLOCKS])
+@pytest.mark.parametrize("text", ["", "a  cat & a\n dog ", "{{ messages }} <|im_end|>", "日本 &amp; é"])
+def test_a_prompt_in_a_chat_is_what_transformers_makes_of_it(tmp_path: Path, template: str, text: str) -> None:
+    chatting = tiny_flux2.tokenizer()
+    chatting.chat_template = template
+    chatting.save_pretrained(tmp_path)
+    messages = [{"role": "user", "content": text}]
+    asked = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+    whole = chatting.apply_chat_template(messages, **asked)
+
+    assert in_chat(tmp_path, enable_thinking=False)(text) == whole
+    most = len(chatting(whole).input_ids)
+    TokenLimit(tmp_path, most, in_chat(tmp_path, enable_thinking=False)).check("prompt", text)
+    with pytest.raises(InvalidRequest, match=f"has {most} tokens"):
+        TokenLimit(tmp_path, most - 1, in_chat(tmp_path, enable_thinking=False)).check("prompt", text)
+
+
+def test_a_chat_template_may_be_in_the_config_or_nowhere(tmp_path: Path) -> None:
+    for place in ("config", "none"):
+        (tmp_path / place).mkdir()
+    (tmp_path / "config" / CONFIG).write_text('{"chat_template": "<{{ messages[0].content }}>"}')
+
+    assert not (tmp_path / "config" / CHAT).exists()
+    assert in_chat(tmp_path / "config")("a") == "<a>"
+    assert in_chat(tmp_path / "none")("a") == "a"
+
+
 def test_without_the_file_nothing_is_checked(tmp_path: Path) -> None:
     TokenLimit(tmp_path, 1).check("prompt", "a long text")
 
@@ -78,7 +118,7 @@ from cards.errors import InvalidRequest
 from cards.model import Model
 from cards.request import GenerationRequest, resolve
 family = registry.open_model(Model(name="m", folder={str(tiny.wan())!r}))
-asked = GenerationRequest(model="m", prompt="é " * 600)
+asked = GenerationRequest(model="m", prompt="é " * 600, size="64x64")
 try:
     family.notices(resolve(asked, family.card, random.Random(0)))
 except InvalidRequest as error:
@@ -96,7 +136,9 @@ async def test_a_submission_is_refused_by_its_field() -> None:
     wan = family(tiny.wan(), "float32")
     async with World(families=(wan,)).engine(workers=0) as running:
         with pytest.raises(InvalidRequest, match=r"negative_prompt: has 513 tokens; .* up to 512"):
-            await running.client.submit(GenerationRequest(model="tiny", prompt="a", negative_prompt=prompt(513)))
-        job = await running.client.submit(GenerationRequest(model="tiny", prompt=prompt(512)))
+            await running.client.submit(
+                GenerationRequest(model="tiny", prompt="a", negative_prompt=prompt(513), size="64x64")
+            )
+        job = await running.client.submit(GenerationRequest(model="tiny", prompt=prompt(512), size="64x64"))
 
         assert [row.id for row in await running.client.jobs()] == [job.id]

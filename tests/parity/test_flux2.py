@@ -98,6 +98,14 @@ async def test_a_distilled_model_has_no_guidance() -> None:
     assert distilled.card.recipe.steps.default == 4
 
 
+async def test_the_longest_prompt_and_the_longest_side_are_taken() -> None:
+    """One token a letter, and seven of the chat around them. What a distilled model ignores may be of any length."""
+    longest = REQUEST | {"prompt": "a" * 505, "size": "128x16"}
+    for flux, more in ((family(), {}), (family(distilled=True), {"negative_prompt": "a" * 506, "guidance": 1.0})):
+        async with World(families=(flux,)).engine(workers=0) as running:
+            await running.client.submit(GenerationRequest(model="tiny", **longest | more))
+
+
 async def test_a_job_taken_over_after_every_step_makes_the_same_bits() -> None:
     flux = family("bfloat16")
 
@@ -110,6 +118,10 @@ async def test_a_job_taken_over_after_every_step_makes_the_same_bits() -> None:
         ({"size": "50x32"}, "multiples of 4", False),
         ({"size": "4096x4096"}, "up to 4194304", False),
         ({"size": "small"}, "1024x1024", False),
+        ({"size": "132x16"}, "up to 8 times the other", False),
+        ({"prompt": "a" * 506}, "has 513 tokens; the text encoder takes up to 512", False),
+        ({"prompt": "a" * 506, "guidance": 1.0}, "has 513 tokens; the text encoder takes up to 512", True),
+        ({"negative_prompt": "a" * 506}, "has 513 tokens; the text encoder takes up to 512", False),
         ({"frames": 9}, "a picture, which has 1", False),
         ({"steps": 0}, "1 to 1000", False),
         ({"guidance": 50.0}, "1 to 20", False),

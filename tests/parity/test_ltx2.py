@@ -226,6 +226,40 @@ def test_what_the_recipe_cannot_do_is_refused(recipe: str, asked: dict[str, Any]
     assert refused.value.field == field
 
 
+LONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("distilled", {"size": "2112x64"}, "size", "up to 2048 each"),
+    ("guided", {"size": "64x2080"}, "size", "up to 2048 each"),
+    ("distilled", {"prompt": "a" * 65}, "prompt", "has 65 tokens; the text encoder takes up to 64"),
+    ("guided", {"negative_prompt": "a" * 65}, "negative_prompt", "has 65 tokens; the text encoder takes up to 64"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "asked", "field", "remedy"), LONG)
+def test_what_is_longer_than_the_checkpoint_takes_is_refused(
+    recipe: str, asked: dict[str, Any], field: str, remedy: str
+) -> None:
+    one = family("2.3", "float32", recipe)
+    request = resolve(GenerationRequest(model=one.card.name, **REQUEST | asked), one.card, random.Random(1))
+
+    with pytest.raises(InvalidRequest, match=remedy) as refused:
+        one.notices(request)
+
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked"),
+    [
+        ("distilled", {"prompt": "  " + "a" * 64, "negative_prompt": "a" * 65, "size": "2048x64"}),
+        ("guided", {"prompt": "a" * 64, "negative_prompt": "a" * 64, "size": "64x2048"}),
+    ],
+)
+def test_what_is_as_long_as_the_checkpoint_takes_is_fine(recipe: str, asked: dict[str, Any]) -> None:
+    one = family("2.3", "float32", recipe)
+
+    one.notices(resolve(GenerationRequest(model=one.card.name, **REQUEST | asked), one.card, random.Random(1)))
+
+
 def test_a_card_says_all_that_the_library_would_decide() -> None:
     for recipe in ("distilled", "guided"):
         card = family("2.3", "bfloat16", recipe).card

@@ -105,6 +105,7 @@ async def test_jobs_that_take_turns_make_the_bits_of_those_alone() -> None:
         ({"frames": 10}, "one more than a multiple of 4, from 1 to 81"),
         ({"steps": 0}, "1 to 1000"),
         ({"guidance": 50.0}, "1 to 20"),
+        ({"size": "528x16"}, "up to 512 each"),
     ],
 )
 async def test_what_wan_cannot_do_is_refused_with_what_it_can(asked: dict[str, Any], says: str) -> None:

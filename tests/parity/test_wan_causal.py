@@ -266,6 +266,7 @@ async def test_what_this_card_does_not_do_is_refused_in_words() -> None:
             running, frames=12
         )
         assert "from 9 to 81" in await refused(running, frames=93)
+        assert "up to 512 each" in await refused(running, size="16x528")
         assert "4 to 4" in await refused(running, steps=8)
         assert "1 to 1" in await refused(running, guidance=5.0)
         job = await running.client.submit(GenerationRequest(model="tiny", **REQUEST, negative_prompt="blurry"))
