@@ -24,6 +24,11 @@ from workers.errors import WorkerError
 KNOWN = (OpsError, StoreError, CardError, WorkerError)
 """What a person can do something about."""
 
+FIELDS = (
+    "model", "prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames", "preview_every", "continues"
+)  # fmt: skip
+"""Of a request, those that a flag has as they are."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
@@ -88,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--lora", action="append", default=[], metavar="FILE:STRENGTH", help="a LoRA; may be given repeatedly"
     )
+    generate.add_argument("--continues", metavar="JOB", help="a completed job, whose clip this one's begins with")
+    generate.add_argument(
+        "--interceptor", type=_threshold, action="append", default=[], metavar="NAME=THRESHOLD",
+        help="one that the model has enabled",
+    )  # fmt: skip
     generate.add_argument(
         "--out", type=Path, metavar="FILE", help="what else is made goes beside it (default out/clip with its suffix)"
     )
@@ -117,11 +127,12 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     settings = replace(settings_from(arguments), port=0)  # whoever serves on a port of note is not in our way
     logging.getLogger().setLevel(logging.ERROR)  # the progress bar says what a person wants to know
-    fields = ("model", "prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames", "preview_every")
-    given = ((name, getattr(arguments, name)) for name in fields)
+    given = ((name, getattr(arguments, name)) for name in FIELDS)
     request = {name: value for name, value in given if value is not None}
     if arguments.lora:
         request["loras"] = loras.read(arguments.lora)
+    if arguments.interceptor:
+        request["interceptors"] = dict(arguments.interceptor)
     _check(request)
     make = functools.partial(generate, request, arguments.out, settings, arguments.server, _image(arguments.image))
     try:
@@ -131,6 +142,17 @@ def _generate(arguments: argparse.Namespace) -> None:
         raise
     for path in files:
         print(path)
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        threshold = float(number)
+    except ValueError:
+        threshold = math.nan
+    if not name.isidentifier() or not math.isfinite(threshold):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=THRESHOLD, such as step_skip=0.1")
+    return name, threshold
 
 
 def _image(file: Path | None) -> bytes | None:

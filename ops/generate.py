@@ -43,7 +43,7 @@ async def generate(
     while True:
         try:
             async with _engine(settings, server) as url, connect(url, elsewhere=server is not None) as remote:
-                there = await _unfinished(remote, request | {"inputs": inputs}) if server is None else None
+                there = await unfinished(remote, request | {"inputs": inputs}) if server is None else None
                 return await _generate(remote, there, body, out)
         except NoEngine:
             if server is not None:
@@ -74,15 +74,25 @@ async def _engine(settings: Settings, server: str | None) -> AsyncIterator[str]:
             await serving.engine.drain(settings.grace_s)
 
 
-async def _unfinished(remote: Remote, request: dict[str, Any]) -> JobObject | None:
+async def unfinished(remote: Remote, request: dict[str, Any]) -> JobObject | None:
     """One that an earlier call with this request left behind in this folder. On a server it might be anyone's."""
     request = loras.as_shown(request)
     for status in ("queued", "running"):  # in the order in which a job goes through them, so that none is missed
         for row in await remote.jobs(status=status, limit=1000):
             job = await remote.job(row["id"])
-            if all(job.get(field) == value for field, value in request.items()):
+            if _is_of(job, request):
                 return job
     return None
+
+
+def _is_of(job: JobObject, request: dict[str, Any]) -> bool:
+    """A job that continues another has that one's outputs beside what came with the request."""
+    shown = job if "continues" not in request else job | {"inputs": _those(job["inputs"], request["inputs"])}
+    return all(shown.get(field) == value for field, value in request.items())
+
+
+def _those(inputs: dict[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {name: inputs[name] for name in names if name in inputs}
 
 
 async def _show_progress(remote: Remote, job: JobObject, out: Path) -> None:

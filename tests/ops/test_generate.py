@@ -4,13 +4,17 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
+from cards.card import InputSpec
 from ops import cli
-from ops.generate import generate
+from ops.generate import generate, unfinished
+from ops.remote import connect
 from ops.settings import Settings
 from tests.api.serving import app_of, served
-from tests.api.test_http_inputs import MOVING, png
-from tests.sim import World
+from tests.api.test_http_inputs import MOVING, SIZED, png
+from tests.processes import run
+from tests.sim import World, request
 from tests.toy import ToyFamily
 
 
@@ -45,3 +49,45 @@ async def test_what_comes_along_is_sent(tmp_path: Path) -> None:
 
     assert (job.request.size, job.request.frames) == ("64x64", 5)
     assert job.outputs["request.image"].shape == (2, 4, 3)
+
+
+GOES_ON = replace(SIZED, name="toy", inputs={"x": InputSpec(kind="output", output="count.x", required=False)})
+
+
+async def test_a_job_that_goes_on_from_another_is_found_again_by_the_same_words() -> None:
+    async with World(families=(ToyFamily(GOES_ON),)).engine() as running, served(app_of(running)) as url:
+        first = await running.ended((await running.client.submit(request())).id)
+        running.workers[0].frozen = True
+        asked = {"model": "toy", "prompt": "a count", "frames": 13, "continues": first.id}
+        async with connect(url, elsewhere=True) as remote:
+            job = await remote.submit(asked)
+            again = await unfinished(remote, asked | {"inputs": {}})
+            other = await unfinished(remote, {"model": "toy", "prompt": "a count", "inputs": {}})
+
+    assert again is not None
+    assert (again["id"], list(again["inputs"])) == (job["id"], ["x"])
+    assert other is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "problem"),
+    [
+        ("--continues", "JOB", "continues: no job 'JOB'; give the id of one that is completed"),
+        ("--interceptor", "step_skip=0.1", "interceptors.step_skip: toy has none such enabled; there are: none"),
+    ],
+)
+def test_what_to_go_on_from_and_how_far_to_reuse_come_to_the_model(
+    tmp_path: Path, flag: str, value: str, problem: str
+) -> None:
+    done = run("engine", "generate", "a cat", "--model", "toy", "--data", tmp_path, flag, value)
+
+    assert (done.returncode, done.stderr) == (2, f"error: {problem}\n")
+
+
+@pytest.mark.parametrize("said", ["step_skip", "step_skip=", "step_skip=nan", "=0.1", "a b=0.1"])
+def test_a_threshold_that_is_none_is_named(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["generate", "a cat", "--interceptor", said])
+
+    assert ended.value.code == 2
+    assert f"'{said}' is not NAME=THRESHOLD, such as step_skip=0.1" in capsys.readouterr().err
