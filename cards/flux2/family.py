@@ -6,9 +6,11 @@ from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
 from cards.flux2.card import conditions_of, is_distilled, text_to_image
 from cards.flux2.loops import loops
+from cards.flux2.sizes import sizes
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.sizes import LoopSizes
 
 
 class Flux2:
@@ -37,6 +39,9 @@ class Flux2:
         from cards.flux2 import steps
 
         return steps.BODIES
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        return sizes(self.card, self._checkpoint, self._precision, request)
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Flux2:

@@ -6,9 +6,11 @@ from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
 from cards.ltx2.card import RECIPES, UPSAMPLER, text_to_video, version_of
 from cards.ltx2.loops import loops
+from cards.ltx2.sizes import sizes
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.sizes import LoopSizes
 
 
 class Ltx2:
@@ -38,6 +40,9 @@ class Ltx2:
         from cards.ltx2 import steps
 
         return steps.BODIES
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        return sizes(self.card, self._checkpoint, self._precision, request)
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Ltx2:

@@ -9,10 +9,12 @@ from cards.loop import Loop
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
 from cards.wan.card import TEXT_TOKENS
 from cards.wan_causal.card import MOST_FRAMES, text_to_video
 from cards.wan_causal.loops import loops
+from cards.wan_causal.sizes import sizes
 from cards.wan_causal.window import CHUNK
 
 WINDOWS = ("-1", *map(str, range(CHUNK, MOST_FRAMES + 1)))
@@ -55,3 +57,6 @@ class WanCausal:
         from cards.wan_causal import steps
 
         return steps.BODIES
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        return sizes(self.card, self._checkpoint, self._precision, request)
