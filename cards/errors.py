@@ -5,6 +5,7 @@ CardError
  - UnknownModel      no card of that name
  - NoFamily          a module that is not there, or that has no family
  - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
+ - Unmeasured        a model whose family does not say how large what it makes is: no job of it can be planned
  - BadLora           a LoRA that does not fit the model
  - BadExtension      an extension that is not there, or cannot do what it was told
  - NothingToShare    no model of a pool has branches that its ranks could share
@@ -51,6 +52,12 @@ class BadCheckpoint(CardError):
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
         self.problem = problem
+
+
+class Unmeasured(CardError):
+    def __init__(self, model: str, problem: str) -> None:
+        super().__init__(f"{model}: nothing is known of the sizes of its tensors: {problem}")
+        self.model = model
 
 
 class BadLora(CardError):

@@ -26,6 +26,7 @@ from cards.family import Components, Family, Notice, StepBody
 from cards.loop import Done, Loop, LoopContext, LoopState, StepOutput
 from cards.model import Model
 from cards.request import GenerationRequest, ResolvedRequest, resolve
+from cards.sizes import LoopSizes, sizes_of
 from cards.wire import TensorRef, WorkPlan
 
 PICTURE, CLIP = "picture", "clip"
@@ -107,6 +108,14 @@ class Workflow:
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         told = [notice for stage in self._stages for notice in stage.family.notices(stage.request(request))]
         return tuple(dict.fromkeys(told))
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        """Raises Unmeasured."""
+        return {
+            stage.inside(loop): sizes
+            for stage in self._stages
+            for loop, sizes in sizes_of(stage.family, stage.request(request)).items()
+        }
 
     def load(self, device: str) -> Components:
         return {}

@@ -229,9 +229,9 @@ def _remove(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Raises InvalidRequest for what the model does not make."""
-    model = _directory(settings, arguments.name)
-    _, family = opened(model)
+    """Raises InvalidRequest for what the model does not make, Unmeasured."""
+    model = models.named(settings, arguments.name)
+    _, family = _looked_at(settings, model)
     asked = {name: getattr(arguments, name) for name in ("size", "frames", "steps", "guidance")}
     request = resolve(GenerationRequest(model=model.name, prompt="any", seed=0, **asked), family.card, random.Random())
     shown = plan_shown.job(model.name, request, plan(family, request), arguments.tflops)

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
+from cards.errors import Unmeasured
 from cards.family import Family
 from cards.loop import LoopState, StepOutput
 from cards.request import ResolvedRequest
-from cards.sizes import WIDTH, LoopSizes, Measurable
+from cards.sizes import WIDTH, LoopSizes, Work, sizes_of
 from cards.wire import TensorRef, WorkPlan
 from engine import driver
-from ops.errors import OpsError
 
 TFLOPS = 0.08
 """A prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AMD EPYC, AVX-512), measured."""
@@ -34,56 +34,66 @@ class TensorPlan(Struct, frozen=True):
     stored_bytes: int
 
 
-class NodePlan(Struct, frozen=True):
-    """`step_bytes` are stored at every step, `snapshot_bytes` at each of `snapshots` besides; both of the largest."""
+class KindPlan(Struct, frozen=True):
+    """The steps of one kind in a node. `step_bytes` are stored at every step, `snapshot_bytes` at each of `snapshots`
+    besides; both of the largest.
+    """
 
     node: str
+    kind: str
     steps: int
     step_bytes: int
     snapshots: int
     snapshot_bytes: int
     stored_bytes: int
-    tensor_bytes: int
-    """What the largest step reads and makes."""
-    activations: int
-    flops: float
-    """Of one step."""
+    held_bytes: int
+    """What a step reads, makes and needs beside that, at most."""
+    step_flops: int
+    """Of the largest."""
+    flops: int
+    """Of all of them."""
 
 
 class JobPlan(Struct, frozen=True):
     weights: Mapping[str, int]
     """Bytes resident by component."""
-    nodes: tuple[NodePlan, ...]
+    kinds: tuple[KindPlan, ...]
     tensors: tuple[TensorPlan, ...]
 
     @property
     def stored_bytes(self) -> int:
-        return sum(node.stored_bytes for node in self.nodes)
+        return sum(kind.stored_bytes for kind in self.kinds)
+
+    @property
+    def flops(self) -> int:
+        return sum(kind.flops for kind in self.kinds)
 
     @property
     def peak_bytes(self) -> int:
         """All components stay resident; on top of them the largest step."""
-        largest = max((node.tensor_bytes + node.activations for node in self.nodes), default=0)
-        return sum(self.weights.values()) + largest
+        return sum(self.weights.values()) + max((kind.held_bytes for kind in self.kinds), default=0)
 
 
 class _Step(Struct, frozen=True):
     plan: WorkPlan
     made: dict[str, TensorRef]
     snapshot: bool
+    work: Work
 
     @property
     def stored(self) -> dict[str, TensorRef]:
         return {name: ref for name, ref in self.made.items() if self.snapshot or name not in self.plan.derives}
 
+    @property
+    def held_bytes(self) -> int:
+        return _nbytes(self.plan.reads) + _nbytes(self.made) + self.work.activations
+
 
 def plan(family: Family, request: ResolvedRequest) -> JobPlan:
-    """Raises OpsError if the family does not say how large its tensors are."""
-    if not isinstance(family, Measurable):
-        raise OpsError(f"{family.card.name}: the family {family.card.family!r} does not say how large its tensors are")
-    sizes = family.sizes(request)
+    """Raises Unmeasured, BadCheckpoint."""
+    sizes = sizes_of(family, request)
     outputs: dict[str, TensorRef] = {}
-    nodes: list[NodePlan] = []
+    kinds: list[KindPlan] = []
     tensors: list[TensorPlan] = []
     for index, node in enumerate(family.card.program.nodes):
         sized = sizes.get(node.loop, LoopSizes())
@@ -91,45 +101,53 @@ def plan(family: Family, request: ResolvedRequest) -> JobPlan:
         steps, last = _walk(family, first, sized)
         made = family.loops[last.semantics].finalize(last)
         outputs |= {f"{node.name}.{name}": ref for name, ref in made.items()}
-        nodes.append(_node(node.name, steps, sized))
+        kinds += [_kind(node.name, kind, steps) for kind, steps in _by_kind(steps).items()]
         tensors += _tensors(node.name, steps)
     card = family.card
     weights = {name: part.parameters * WIDTH[part.precision] for name, part in card.components.items()}
-    return JobPlan(weights, tuple(nodes), tuple(tensors))
+    return JobPlan(weights, tuple(kinds), tuple(tensors))
 
 
 def _walk(family: Family, state: LoopState, sizes: LoopSizes) -> tuple[list[_Step], LoopState]:
     loop, steps = family.loops[state.semantics], []
     while isinstance(work := loop.next(state), WorkPlan):
         names = sizes.tensors if work.writes is None else work.writes
-        made = {name: _absent(f"{state.loop}/{state.step}/{name}", name, sizes) for name in names}
+        made = {name: _absent(family, f"{state.loop}/{state.step}/", name, sizes) for name in names}
         snapshot = driver.is_snapshot(family.card.loops[state.loop].snapshot_every, state)
-        steps.append(_Step(work, made, snapshot))
+        steps.append(_Step(work, made, snapshot, sizes.work(work)))
         state = loop.advance(state, StepOutput(made))
     return steps, state
 
 
-def _absent(digest: str, name: str, sizes: LoopSizes) -> TensorRef:
+def _absent(family: Family, step: str, name: str, sizes: LoopSizes) -> TensorRef:
     try:
         sized = sizes.of(name)
     except KeyError as error:
-        raise OpsError(f"the family does not say how large {digest} is") from error
-    return TensorRef(digest, sized.dtype, sized.shape, (), sized.nbytes)
+        raise Unmeasured(family.card.name, f"its family does not say how large {step}{name} is") from error
+    return TensorRef(f"{step}{name}", sized.dtype, sized.shape, (), sized.nbytes)
 
 
-def _node(name: str, steps: list[_Step], sizes: LoopSizes) -> NodePlan:
+def _by_kind(steps: list[_Step]) -> dict[str, list[_Step]]:
+    found: dict[str, list[_Step]] = {}
+    for step in steps:
+        found.setdefault(step.plan.kind, []).append(step)
+    return found
+
+
+def _kind(node: str, kind: str, steps: list[_Step]) -> KindPlan:
     derived = [{one: ref for one, ref in step.stored.items() if one in step.plan.derives} for step in steps]
     each = [{one: ref for one, ref in step.stored.items() if one not in step.plan.derives} for step in steps]
-    return NodePlan(
-        node=name,
+    return KindPlan(
+        node=node,
+        kind=kind,
         steps=len(steps),
-        step_bytes=max(map(_nbytes, each), default=0),
+        step_bytes=max(map(_nbytes, each)),
         snapshots=sum(map(bool, derived)),
-        snapshot_bytes=max(map(_nbytes, derived), default=0),
+        snapshot_bytes=max(map(_nbytes, derived)),
         stored_bytes=sum(_nbytes(step.stored) for step in steps),
-        tensor_bytes=max((_nbytes(step.plan.reads) + _nbytes(step.made) for step in steps), default=0),
-        activations=sizes.activations,
-        flops=sizes.flops,
+        held_bytes=max(step.held_bytes for step in steps),
+        step_flops=max(step.work.flops for step in steps),
+        flops=sum(step.work.flops for step in steps),
     )
 
 

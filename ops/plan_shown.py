@@ -3,7 +3,7 @@
 from typing import Any
 
 from cards.request import ResolvedRequest
-from ops.plan import TFLOPS, JobPlan, NodePlan, TensorPlan
+from ops.plan import TFLOPS, JobPlan, KindPlan, TensorPlan
 
 
 def job(name: str, request: ResolvedRequest, plan: JobPlan, tflops: float | None) -> dict[str, Any]:
@@ -18,11 +18,11 @@ def job(name: str, request: ResolvedRequest, plan: JobPlan, tflops: float | None
         "weights_bytes": sum(plan.weights.values()),
         "stored_bytes": plan.stored_bytes,
         "peak_bytes": plan.peak_bytes,
-        "seconds": sum(node.steps * node.flops for node in plan.nodes) / rate,
+        "seconds": plan.flops / rate,
         "tflops": tflops or TFLOPS,
         "basis": _basis(tflops),
         "components": [{"component": one, "resident_bytes": nbytes} for one, nbytes in plan.weights.items()],
-        "loops": [_node(node, rate) for node in plan.nodes],
+        "loops": [_kind(kind, rate) for kind in plan.kinds],
         "tensors": [_tensor(tensor) for tensor in plan.tensors],
     }
 
@@ -32,17 +32,19 @@ def _basis(tflops: float | None) -> str:
     return f"peak and seconds are predictions, of products and convolutions alone, at a rate that is {rate}"
 
 
-def _node(node: NodePlan, rate: float) -> dict[str, Any]:
+def _kind(kind: KindPlan, rate: float) -> dict[str, Any]:
     return {
-        "node": node.node,
-        "steps": node.steps,
-        "bytes_per_step": node.step_bytes,
-        "snapshots": node.snapshots,
-        "bytes_per_snapshot": node.snapshot_bytes,
-        "stored_bytes": node.stored_bytes,
-        "peak_bytes": node.tensor_bytes + node.activations,
-        "tflop_per_step": node.flops / 1e12,
-        "seconds_per_step": node.flops / rate,
+        "node": kind.node,
+        "kind": kind.kind,
+        "steps": kind.steps,
+        "bytes_per_step": kind.step_bytes,
+        "snapshots": kind.snapshots,
+        "bytes_per_snapshot": kind.snapshot_bytes,
+        "stored_bytes": kind.stored_bytes,
+        "peak_bytes": kind.held_bytes,
+        "tflop_per_step": kind.step_flops / 1e12,
+        "tflop": kind.flops / 1e12,
+        "seconds": kind.flops / rate,
     }
 
 

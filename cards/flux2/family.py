@@ -1,10 +1,14 @@
 """The Flux 2 klein family: the base model, or the one that is distilled to few steps and has no guidance."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from cards.card import Preset, Range
 from cards.checkpoint import Checkpoint
+from cards.flux2.sizes import sizes
 from cards.picture import Picture, TextToImage
+from cards.request import ResolvedRequest
+from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit, in_chat
 
 PRESETS = (Preset(1024, 1024, 1.0), Preset(1360, 768, 1.0), Preset(768, 1360, 1.0))
@@ -34,6 +38,9 @@ class Flux2(TextToImage):
 
     def tokens(self, tokenizer: Path) -> TokenLimit:
         return TokenLimit(tokenizer, 512, in_chat(tokenizer, enable_thinking=False))
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        return sizes(self.card, self._checkpoint, self._precision, request)
 
 
 open = Flux2

@@ -1,13 +1,17 @@
 """The LTX-2 family: a card, loops, modules and step bodies for one checkpoint directory."""
 
+from collections.abc import Mapping
+
 from cards import canvas
 from cards.checkpoint import Checkpoint
 from cards.family import Notice, no_guidance
 from cards.ltx2.card import RECIPES, UPSAMPLER, most_side, text_to_video, text_tokens, version_of
 from cards.ltx2.loops import loops
+from cards.ltx2.sizes import sizes
 from cards.model import Model
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
+from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
 
 
@@ -36,6 +40,9 @@ class Ltx2(OneCheckpoint):
 
     def unshared(self) -> str:
         return "the distilled recipe has one branch" if self._recipe == "distilled" else ""
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        return sizes(self.card, self._checkpoint, self._precision, request)
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Ltx2:

@@ -1,121 +1,146 @@
-"""How large Wan's tensors are and what its steps cost, from the configs of a checkpoint. No torch.
+"""How large Wan's tensors are and what its steps cost, from a checkpoint's configs and headers. No torch."""
 
-Work is that of the matrix products and convolutions; a multiplication and an addition count as two.
-"""
-
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from msgspec import Struct
 
 from cards import canvas
 from cards.card import ModelCard, Precision
-from cards.checkpoint import Checkpoint
+from cards.checkpoint import Checkpoint, Part
+from cards.layers import Layers, attention
 from cards.request import ResolvedRequest
-from cards.sizes import WIDTH, LoopSizes, Sized
-from cards.wan.card import TEXT_TOKENS, scale_of
+from cards.sizes import LoopSizes, Sized, Work, always
+from cards.wan import vae_sizes
+from cards.wan.card import CLIP, TEXT_TOKENS, scale_of
+from cards.wan.dmd import SEMANTICS as DMD
+from cards.wire import WorkPlan
 
 Config = Mapping[str, Any]
 
-CACHED_FRAMES = 2
-"""Of the input of each causal convolution (diffusers' CACHE_T)."""
+GIVEN_FRAMES = 4
+"""Channels of a condition that say which frames are given."""
+
+COPIES = 2.35
+ENCODER_COPIES = 3.0
 
 
 def sizes(
     card: ModelCard, checkpoint: Checkpoint, precision: Precision, solver: str, request: ResolvedRequest
 ) -> dict[str, LoopSizes]:
-    encoder, transformer, vae = (checkpoint.parts[name].config() for name in ("text_encoder", "transformer", "vae"))
+    made = {
+        "encode_text": encode(card, checkpoint, precision),
+        "denoise": _denoise(card, checkpoint, precision, solver, request),
+        "decode_vae": _decode(card, checkpoint, precision, request),
+    }
+    if "encode_image" in card.loops:
+        made["encode_image"] = _encode_image(card, checkpoint, precision, request)
+    return made
+
+
+def latent_of(card: ModelCard, checkpoint: Checkpoint, request: ResolvedRequest) -> tuple[int, ...]:
+    """(B, C, F, H, W)."""
+    vae = checkpoint.parts["vae"].config()
     width, height, frames = canvas.pixels(request, card.output)
     space, time = scale_of(vae)
-    latent = (1, int(transformer["in_channels"]), (frames - 1) // time + 1, height // space, width // space)
-    return {
-        "encode_text": _encode(encoder, precision),
-        "denoise": _denoise(transformer, latent, precision, solver, guided=request.guidance != 1.0),
-        "decode_vae": _decode(vae, (height // space, width // space), (time, height, width, 3), precision),
-    }
+    return (1, int(vae["z_dim"]), (frames - 1) // time + 1, height // space, width // space)
 
 
-def _encode(encoder: Config, precision: Precision) -> LoopSizes:
-    """Two prompts through an encoder with gated feed-forward layers, each at full length (they are padded)."""
-    width, inner = encoder["d_model"], encoder["num_heads"] * encoder["d_kv"]
-    layer = 2 * TEXT_TOKENS * (4 * width * inner + 3 * width * encoder["d_ff"]) + 4 * TEXT_TOKENS**2 * inner
-    text = Sized((1, TEXT_TOKENS, width), precision)
-    return LoopSizes(
-        tensors={"text": text, "negative": text},
-        flops=2 * encoder["num_layers"] * layer,
-        activations=TEXT_TOKENS * (8 * width + 2 * encoder["d_ff"]) * WIDTH[precision],
+def encode(card: ModelCard, checkpoint: Checkpoint, precision: Precision) -> LoopSizes:
+    """The prompts, one by one, each at full length: they are padded."""
+    part = checkpoint.parts["text_encoder"]
+    config = part.config()
+    layers = Layers(
+        part,
+        {r"shared|encoder\.embed_tokens|.*relative_attention_bias": 0, r"encoder\.block\.": TEXT_TOKENS},
     )
+    attended = config["num_layers"] * attention(TEXT_TOKENS, TEXT_TOKENS, config["num_heads"] * config["d_kv"])
+    each = Work(layers.flops + attended, layers.activations(ENCODER_COPIES, precision))
+    prompts = next(node.outputs for node in card.program.nodes if node.loop == "encode_text")
+    text = Sized((1, TEXT_TOKENS, config["d_model"]), precision)
+    return LoopSizes(tensors=dict.fromkeys(prompts, text), work=always(each.times(len(prompts))))
+
+
+def tokens_of(transformer: Config, latent: tuple[int, ...]) -> int:
+    time, height, width = transformer["patch_size"]
+    tokens: int = (latent[2] // time) * (latent[3] // height) * (latent[4] // width)
+    return tokens
+
+
+def forward(part: Part, precision: Precision, tokens: int, *, past: int = 0, seen: int = 0) -> Work:
+    """Of one sample: its tokens attend to `past` ones too, to the text, and to as many of a picture as are `seen`."""
+    config = part.config()
+    layers = Layers(
+        part,
+        {
+            r"condition_embedder\.(time_embedder|time_proj)": 1,
+            r"condition_embedder\.text_embedder|blocks\.\d+\.attn2\.to_[kv]": TEXT_TOKENS,
+            r"condition_embedder\.image_embedder|blocks\.\d+\.attn2\.add_[kv]_proj": seen,
+            r"patch_embedding|blocks\.|proj_out": tokens,
+        },
+    )
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    attended = config["num_layers"] * attention(tokens, past + tokens + TEXT_TOKENS + seen, width)
+    return Work(layers.flops + attended, layers.activations(COPIES, precision))
+
+
+def seen_by_clip(checkpoint: Checkpoint) -> int:
+    """Tokens of the picture, and one of all of it."""
+    config = checkpoint.parts[CLIP[0]].config()
+    return int((config["image_size"] // config["patch_size"]) ** 2 + 1)
 
 
 def _denoise(
-    transformer: Config, latent: tuple[int, ...], precision: Precision, solver: str, *, guided: bool
+    card: ModelCard, checkpoint: Checkpoint, precision: Precision, solver: str, request: ResolvedRequest
 ) -> LoopSizes:
     """Attention over all tokens of the clip: beyond the projections its cost grows with their square."""
-    patch = transformer["patch_size"]
-    tokens = (latent[2] // patch[0]) * (latent[3] // patch[1]) * (latent[4] // patch[2])
-    width = transformer["num_attention_heads"] * transformer["attention_head_dim"]
-    feed = transformer["ffn_dim"]
-    to_itself = 8 * tokens * width**2 + 4 * tokens**2 * width
-    to_text = 4 * (tokens + TEXT_TOKENS) * width**2 + 4 * tokens * TEXT_TOKENS * width
-    layer = to_itself + to_text + 4 * tokens * width * feed
-    state = Sized(latent, precision if solver == "euler" else "float32")  # diffusers' Euler gives what it is given
+    latent, part = latent_of(card, checkpoint, request), checkpoint.parts["transformer"]
+    distilled = card.loops["denoise"].semantics == DMD
+    kept = solver == "euler" and not distilled  # diffusers' Euler gives what it is given
+    state = Sized(latent, precision if kept else "float32")
+    batched = card.loops["denoise"].semantics.endswith("_batched/1")
+    seen = seen_by_clip(checkpoint) if CLIP[0] in card.components else 0
+    each = forward(part, precision, tokens_of(part.config(), latent), seen=seen)
+    both = each.in_a_batch_of(2) if batched else each.times(2)
     return LoopSizes(
         tensors={"velocity": Sized(latent, precision), "latent": state, "estimate": state, "sample": state},
-        flops=(2 if guided else 1) * transformer["num_layers"] * layer,
-        activations=tokens * (8 * width + 2 * feed) * WIDTH[precision],
+        work=always(each if request.guidance == 1.0 else both),
     )
 
 
-def _decode(vae: Config, latent: tuple[int, int], clip: tuple[int, ...], precision: Precision) -> LoopSizes:
-    convolutions = list(_convolutions(vae, *latent))
-    largest = max(max(one.inputs, one.outputs) * one.places for one in convolutions)
-    cache = sum(one.inputs * CACHED_FRAMES * one.height * one.width for one in convolutions if one.cached)
+def _encode_image(card: ModelCard, checkpoint: Checkpoint, precision: Precision, request: ResolvedRequest) -> LoopSizes:
+    latent = latent_of(card, checkpoint, request)
+    batch, channels, *grid = latent
+    tensors = {"condition": Sized((batch, GIVEN_FRAMES + channels, *grid), "float32")}
+    work = vae_sizes.encoding(checkpoint.parts["vae"], latent, precision)
+    if CLIP[0] in card.components:
+        part, tokens = checkpoint.parts[CLIP[0]], seen_by_clip(checkpoint)
+        width, count = part.config()["hidden_size"], part.config()["num_hidden_layers"]
+        tensors["image_tokens"] = Sized((1, tokens, width), precision)
+        layers = Layers(part, {r".*position_embedding": 0, r".*patch_embedding": tokens - 1, r".*layers\.": tokens})
+        work += Work(layers.flops + count * attention(tokens, tokens, width))
+    return LoopSizes(tensors=tensors, work=always(work))
+
+
+def _decode(card: ModelCard, checkpoint: Checkpoint, precision: Precision, request: ResolvedRequest) -> LoopSizes:
+    """A latent frame a step."""
+    part, latent = checkpoint.parts["vae"], latent_of(card, checkpoint, request)
+    width, height, _ = canvas.pixels(request, card.output)
+    _, time = scale_of(part.config())
+    first, following = (vae_sizes.step(part, latent, 1, precision, first=first) for first in (True, False))
+
+    def work(plan: WorkPlan) -> Work:
+        return following if plan.step else first
+
     return LoopSizes(
         tensors={
-            "frames/0": Sized((1, *clip[1:]), "uint8"),
-            "frames": Sized(clip, "uint8"),
-            "cache": Sized((cache * WIDTH[precision],), "uint8"),  # from the second frame on, as packed
+            "frames/0": Sized((1, height, width, 3), "uint8"),
+            "frames": Sized((time, height, width, 3), "uint8"),
+            "cache": cache(part, latent, precision),
         },
-        flops=sum(2 * one.taps * one.inputs * one.outputs * one.places for one in convolutions),
-        activations=3 * largest * WIDTH["float32"],  # it upsamples in float32
+        work=work,
     )
 
 
-class _Convolution(Struct, frozen=True):
-    inputs: int
-    outputs: int
-    taps: int
-    frames: int
-    height: int
-    width: int
-    cached: bool = True
-
-    @property
-    def places(self) -> int:
-        return self.frames * self.height * self.width
-
-
-def _convolutions(vae: Config, height: int, width: int) -> Iterator[_Convolution]:
-    """Those of AutoencoderKLWan's decoder, for one latent frame that is not the first."""
-    base, residual = vae.get("decoder_base_dim") or vae["base_dim"], bool(vae.get("is_residual"))
-    dims = [base * factor for factor in (vae["dim_mult"][-1], *reversed(vae["dim_mult"]))]
-    in_time = [*reversed(vae["temperal_downsample"]), False]
-    frames = 1
-    yield _Convolution(vae["z_dim"], dims[0], 27, frames, height, width)
-    for _ in range(4):  # two residual blocks in the middle
-        yield _Convolution(dims[0], dims[0], 27, frames, height, width)
-    for block, (inputs, outputs) in enumerate(itertools.pairwise(dims)):
-        inputs = inputs if residual or block == 0 else inputs // 2
-        for _ in range(vae["num_res_blocks"] + 1):
-            yield _Convolution(inputs, outputs, 27, frames, height, width)
-            yield _Convolution(outputs, outputs, 27, frames, height, width)
-            inputs = outputs
-        if block == len(dims) - 2:
-            break
-        if in_time[block]:
-            yield _Convolution(outputs, 2 * outputs, 3, frames, height, width)
-            frames *= 2
-        height, width = 2 * height, 2 * width
-        yield _Convolution(outputs, outputs if residual else outputs // 2, 9, frames, height, width, cached=False)
-    yield _Convolution(dims[-1], vae.get("out_channels", 3), 27, frames, height, width)
+def cache(part: Part, latent: tuple[int, ...], precision: Precision) -> Sized:
+    """What is left for the next frame, packed: of the first frame it is less, and its headers are beside it."""
+    height, width = latent[-2:]
+    return Sized((vae_sizes.cache_bytes(part, height, width, precision),), "uint8")

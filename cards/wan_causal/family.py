@@ -1,5 +1,7 @@
 """The Wan-causal family: a self-forcing student in one checkpoint directory, registered with `loop=causal`."""
 
+from collections.abc import Mapping
+
 from cards import canvas
 from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
@@ -7,10 +9,12 @@ from cards.family import Notice, no_guidance
 from cards.model import Model
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
+from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
 from cards.wan.card import TEXT_TOKENS, most_side
 from cards.wan_causal.card import MOST_FRAMES, text_to_video
 from cards.wan_causal.loops import loops
+from cards.wan_causal.sizes import sizes
 from cards.wan_causal.window import CHUNK
 
 WINDOWS = ("-1", *map(str, range(CHUNK, MOST_FRAMES + 1)))
@@ -41,3 +45,6 @@ class WanCausal(OneCheckpoint):
         canvas.check_sides(request, self.card.output, self._most_side)
         self._tokens.check("prompt", request.prompt)
         return no_guidance(request, "ignored", "this model runs without guidance and never reads it")
+
+    def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
+        return sizes(self.card, self._checkpoint, self._precision, request)

@@ -1,4 +1,4 @@
-"""`engine models plan`: the sizes of the published Wan 2.1 1.3B, from configs and headers alone."""
+"""`engine models plan`: the sizes of published models, from configs and headers alone."""
 
 import json
 from pathlib import Path
@@ -8,62 +8,36 @@ import pytest
 
 from ops import cli, models
 from ops.settings import Settings
-from tests.holes import safetensors
+from tests import published
 
 PARAMETERS = {"text_encoder": 5_680_910_336, "transformer": 1_418_996_800, "vae": 126_892_531}
 """As published."""
 
-CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "tokenizer": ("transformers", "T5Tokenizer", {}),
-    "text_encoder": (
-        "transformers", "UMT5EncoderModel",
-        {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "vocab_size": 256384},
-    ),
-    "transformer": (
-        "diffusers", "WanTransformer3DModel",
-        {
-            "patch_size": [1, 2, 2], "num_attention_heads": 12, "attention_head_dim": 128, "in_channels": 16,
-            "out_channels": 16, "text_dim": 4096, "ffn_dim": 8960, "num_layers": 30,
-        },
-    ),
-    "vae": (
-        "diffusers", "AutoencoderKLWan",
-        {
-            "base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2,
-            "temperal_downsample": [False, True, True],
-        },
-    ),
-    "scheduler": ("diffusers", "UniPCMultistepScheduler", {}),
-}  # fmt: skip
 
-FILES = {"scheduler": "scheduler_config.json", "tokenizer": "tokenizer_config.json"}
-
-
-@pytest.fixture
-def published(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Configs and headers as published; the weights themselves are holes."""
-    root = tmp_path / "wan"
-    for name, (_, _, config) in CONFIGS.items():
-        (root / name).mkdir(parents=True)
-        (root / name / FILES.get(name, "config.json")).write_text(json.dumps(config))
-    for name, count in PARAMETERS.items():
-        file = "model.safetensors" if name == "text_encoder" else "diffusion_pytorch_model.safetensors"
-        safetensors(root / name / file, {"weight": ("BF16", [count])})
-    index: dict[str, Any] = {name: [library, kind] for name, (library, kind, _) in CONFIGS.items()}
-    (root / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline"} | index))
-    return root
+    root = tmp_path_factory.mktemp("published")
+    return {
+        "wan": published.write(root / "wan", published.wan(), published.WAN),
+        "ltx2": published.write(root / "ltx2", published.ltx2(), published.LTX2),
+        "flux2": published.write(root / "flux2", published.flux2(), published.FLUX2, is_distilled=True),
+    }
 
 
 @pytest.fixture
-def data(tmp_path: Path, published: Path) -> Path:
-    """A data folder that has it registered. Fourteen gigabytes of holes are not read for their digest."""
-    data = tmp_path / "data"
-    models.put(Settings(data=data), models.Model(name="wan", folder=str(published)), replace=False)
-    return data
+def data(tmp_path: Path, folders: dict[str, Path]) -> Path:
+    """A data folder that has them registered. Gigabytes of holes are not read for their digest."""
+    for model in (
+        *(models.Model(name=name, folder=str(folder)) for name, folder in folders.items()),
+        models.Model(name="causal", folder=str(folders["wan"]), options={"loop": "causal"}),
+    ):
+        models.put(Settings(data=tmp_path), model, replace=False)
+    return tmp_path
 
 
-def planned(data: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    cli.main(["models", "plan", "wan", "--json", "--data", str(data), *words])
+def planned(data: Path, capsys: pytest.CaptureFixture[str], *words: str, model: str = "wan") -> Any:
+    cli.main(["models", "plan", model, "--json", "--data", str(data), *words])
     return json.loads(capsys.readouterr().out)
 
 
