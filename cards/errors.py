@@ -8,6 +8,7 @@ CardError
  - BadLora           a LoRA that does not fit the model
  - BadExtension      an extension that is not there, or cannot do what it was told
  - NotFinite         a step made a NaN or an Inf where somebody watches for them
+ - NoReference       nothing that a model, or a request to it, can be held against
 """
 
 from collections.abc import Iterable
@@ -68,3 +69,9 @@ class NotFinite(CardError):
     def __init__(self, loop: str, step: int, tensor: str, *, nan: int, inf: int, of: int) -> None:
         super().__init__(f"{loop} step {step}: {tensor} holds {nan} NaN and {inf} Inf in {of} values")
         self.tensor = tensor
+
+
+class NoReference(CardError):
+    def __init__(self, model: str, problem: str) -> None:
+        super().__init__(f"{model} has no reference that runs here: {problem}")
+        self.model = model

@@ -1,6 +1,7 @@
 """The Flux 2 family: a card, loops, modules and step bodies for one checkpoint directory."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
@@ -9,6 +10,9 @@ from cards.flux2.loops import loops
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Flux2:
@@ -37,6 +41,11 @@ class Flux2:
         from cards.flux2 import steps
 
         return steps.BODIES
+
+    def reference(self, request: ResolvedRequest, given: "Mapping[str, torch.Tensor]") -> "Mapping[str, torch.Tensor]":
+        from cards.flux2 import reference
+
+        return reference.outputs(self._checkpoint, self._precision, self.card, request)
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Flux2:

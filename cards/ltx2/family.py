@@ -1,6 +1,7 @@
 """The LTX-2 family: a card, loops, modules and step bodies for one checkpoint directory."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from cards.checkpoint import Checkpoint, digest
 from cards.family import Components, Notice, StepBody
@@ -9,6 +10,9 @@ from cards.ltx2.loops import loops
 from cards.model import Model
 from cards.modules import Modules
 from cards.request import ResolvedRequest
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Ltx2:
@@ -38,6 +42,12 @@ class Ltx2:
         from cards.ltx2 import steps
 
         return steps.BODIES
+
+    def reference(self, request: ResolvedRequest, given: "Mapping[str, torch.Tensor]") -> "Mapping[str, torch.Tensor]":
+        from cards.ltx2 import reference
+
+        run = reference.distilled if self._recipe == "distilled" else reference.guided
+        return run(self._checkpoint, self._precision, self.card, request)
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Ltx2:

@@ -88,10 +88,12 @@ class Wan:
             {"transformer": by_row, LOW_NOISE: by_row} if self._batched else {},
         )
 
-    def reference(self, request: ResolvedRequest) -> "Mapping[str, torch.Tensor]":
-        from cards.wan import reference
+    def reference(self, request: ResolvedRequest, given: "Mapping[str, torch.Tensor]") -> "Mapping[str, torch.Tensor]":
+        from cards.wan import dmd_reference, reference
 
-        return reference.outputs(self._checkpoint.root, self._precision, request, self.card)
+        if self._distilled:
+            return dmd_reference.outputs(self._checkpoint, self._precision, self.card, request, given)
+        return reference.outputs(self._checkpoint, self._precision, self.card, self._solver, request, given)
 
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps

@@ -1,6 +1,7 @@
 """The Wan-causal family: a self-forcing student in one checkpoint directory, registered with `loop=causal`."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from cards.checkpoint import Checkpoint, digest
 from cards.errors import InvalidCard
@@ -14,6 +15,9 @@ from cards.wan.card import TEXT_TOKENS
 from cards.wan_causal.card import MOST_FRAMES, text_to_video
 from cards.wan_causal.loops import loops
 from cards.wan_causal.window import CHUNK
+
+if TYPE_CHECKING:
+    import torch
 
 WINDOWS = ("-1", *map(str, range(CHUNK, MOST_FRAMES + 1)))
 SINKS = tuple(map(str, range(MOST_FRAMES)))
@@ -34,6 +38,7 @@ class WanCausal:
         precision = model.precision or checkpoint.precision
         self.card = text_to_video(model.name, checkpoint, precision, window, sink, bounded=bounded)
         self.loops: Mapping[str, Loop] = loops(self.card, window, sink)
+        self._window, self._sink = window, sink
         self._model = model
         self._checkpoint = checkpoint
         self._precision = precision
@@ -55,3 +60,8 @@ class WanCausal:
         from cards.wan_causal import steps
 
         return steps.BODIES
+
+    def reference(self, request: ResolvedRequest, given: "Mapping[str, torch.Tensor]") -> "Mapping[str, torch.Tensor]":
+        from cards.wan_causal import reference
+
+        return reference.outputs(self._checkpoint, self._precision, self.card, self._window, self._sink, request)

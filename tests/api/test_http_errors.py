@@ -7,12 +7,12 @@ from msgspec.json import decode
 
 from api.errors import RULES, ApiError, rule_of
 from api.schema import ErrorBody
-from cards.errors import BadCheckpoint, BadExtension, BadLora, CardError, InvalidCard, NoFamily, NotFinite
+from cards.errors import BadCheckpoint, BadExtension, BadLora, CardError, InvalidCard, NoFamily, NoReference, NotFinite
 from engine.errors import EngineError
 from tests.api.serving import app_of, without_sockets
 from tests.sim import Running
 
-NEVER_IN_HTTP = {BadCheckpoint, BadLora, InvalidCard, NoFamily, BadExtension, NotFinite}
+NEVER_IN_HTTP = {BadCheckpoint, BadLora, InvalidCard, NoFamily, NoReference, BadExtension, NotFinite}
 # a registry with one does not load, nor does a worker; a step that makes a NaN is its job's failure
 
 
