@@ -10,6 +10,7 @@ CardError
  - BadExtension      an extension that is not there, or cannot do what it was told
  - NothingToShare    no model of a pool has branches that its ranks could share
  - NotFinite         a step made a NaN or an Inf where somebody watches for them
+ - NoReference       nothing that a model, or a request to it, can be held against
 """
 
 from collections.abc import Iterable, Mapping
@@ -85,3 +86,9 @@ class NotFinite(CardError):
     def __init__(self, loop: str, step: int, tensor: str, *, nan: int, inf: int, of: int) -> None:
         super().__init__(f"{loop} step {step}: {tensor} holds {nan} NaN and {inf} Inf in {of} values")
         self.tensor = tensor
+
+
+class NoReference(CardError):
+    def __init__(self, model: str, problem: str) -> None:
+        super().__init__(f"{model} has no reference that runs here: {problem}")
+        self.model = model

@@ -47,7 +47,10 @@ class Made(Struct, frozen=True):
 Components: TypeAlias = Mapping[str, Any]
 """Resident modules by component name."""
 
-Reads: TypeAlias = "Mapping[str, torch.Tensor]"
+Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
+"""By name."""
+
+Reads: TypeAlias = Tensors
 """The tensors that a plan reads, by name."""
 
 StepBody: TypeAlias = "Callable[[Components, WorkPlan, Reads], Made]"
@@ -76,6 +79,10 @@ class Family(Protocol):
 class Referenced(Protocol):
     """A family that can have its reference run a request: what its card's parity names."""
 
-    def reference(self, request: ResolvedRequest) -> "Mapping[str, torch.Tensor]":
-        """What the job's outputs should be, by their names in the program, such as `denoise.latent`."""
+    def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
+        """What a job should make: outputs by their names in the program, as `denoise.latent`, and what single steps
+        leave, as `denoise.latent@3`. `given` is what comes with the request.
+
+        Raises NoReference for a request that the reference cannot run.
+        """
         ...

@@ -14,6 +14,7 @@ otherwise.
 
 from collections.abc import Iterator, Mapping
 from random import Random
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 from msgspec import UNSET, Struct, UnsetType
@@ -21,13 +22,16 @@ from msgspec.structs import replace
 
 from cards import canvas
 from cards.card import REQUEST, InputSpec, LoopSpec, ModelCard, Node, OutputSpec, ParitySpec, Program, StageSpec
-from cards.errors import InvalidCard, InvalidRequest
-from cards.family import Components, Family, Notice, StepBody
+from cards.errors import InvalidCard, InvalidRequest, NoReference
+from cards.family import Components, Family, Notice, Referenced, StepBody, Tensors
 from cards.loop import Done, Loop, LoopContext, LoopState, StepOutput
 from cards.model import Model
 from cards.request import GenerationRequest, ResolvedRequest, resolve
 from cards.sizes import LoopSizes, sizes_of
 from cards.wire import TensorRef, WorkPlan
+
+if TYPE_CHECKING:
+    import torch
 
 PICTURE, CLIP = "picture", "clip"
 """The stages. The names are parts of those of nodes, loops and components."""
@@ -122,6 +126,18 @@ class Workflow:
 
     def bodies(self) -> Mapping[str, StepBody]:
         return {}
+
+    def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
+        """Those of the stages, one after the other: the first one's picture is what the second begins with."""
+        made: dict[str, torch.Tensor] = {}
+        for stage in self._stages:
+            if not isinstance(stage.family, Referenced):
+                raise NoReference(self.card.name, f"its {stage.name}, {stage.family.card.name}, has none")
+            own = stage.family.reference(stage.request(request), given)
+            made |= {f"{stage.name}-{name}": tensor for name, tensor in own.items()}
+            if stage.name == PICTURE:
+                given = {**given, IMAGE: made[_picture(stage.family.card)]}
+        return made
 
 
 def open(model: Model, families: Mapping[str, Family]) -> Workflow:

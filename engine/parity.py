@@ -1,17 +1,29 @@
 """What was measured of a model against its reference: a stream `parity/<model>` in the log."""
 
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
 import msgspec
 from msgspec import Struct
 
+from cards.reference import at
 from cards.request import ResolvedRequest
 from cards.wire import ModelIdentity
+from engine.client import StepTensors
+from engine.job import Job
 from store.journal import Append, Journal, NewEvent
 
 TYPE = "parity_measured"
 
+Digests: TypeAlias = Mapping[str, str]
+"""By the names that a reference has for it: what was made."""
+
 
 class ParityMeasured(Struct, frozen=True, kw_only=True):
-    """One job beside its reference on one machine. `outputs` says of each output whether its bytes were equal."""
+    """One job beside its reference on one machine.
+
+    `outputs` says of each output, and of what single steps left (`denoise.latent@3`), whether its bytes were equal.
+    """
 
     model: ModelIdentity
     request: ResolvedRequest
@@ -26,6 +38,12 @@ class ParityMeasured(Struct, frozen=True, kw_only=True):
     @property
     def equal(self) -> bool:
         return all(self.outputs.values())
+
+
+def made(job: Job, steps: Iterable[StepTensors]) -> Digests:
+    """All outputs of a job, and all that its steps left."""
+    left = {at(f"{one.loop}.{name}", one.step): ref.digest for one in steps for name, ref in one.tensors.items()}
+    return {name: ref.digest for name, ref in job.outputs.items()} | left
 
 
 async def record(journal: Journal, measured: ParityMeasured) -> None:

@@ -8,13 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import anyio
 from msgspec.structs import replace
 
 from cards.errors import CardError, NoFamily
-from ops import logs, loras, worker
+from ops import asked, logs, worker
 from ops.errors import BadSettings, OpsError
 from ops.settings import Settings, read
 from ops.version import VERSION
@@ -23,11 +22,6 @@ from workers.errors import WorkerError
 
 KNOWN = (OpsError, StoreError, CardError, WorkerError)
 """What a person can do something about."""
-
-FIELDS = (
-    "model", "prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames", "preview_every", "continues"
-)  # fmt: skip
-"""Of a request, those that a flag has as they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -82,17 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="make one clip, or one picture")
     generate.add_argument("prompt")
     generate.add_argument("--model", default="shapes")
-    generate.add_argument("--negative-prompt", metavar="TEXT")
-    generate.add_argument("--seed", type=int, metavar="N")
-    generate.add_argument("--steps", type=int, metavar="N")
-    generate.add_argument("--guidance", type=float, metavar="X")
-    generate.add_argument("--size", metavar="WxH", help="pixels, as 832x480")
-    generate.add_argument("--frames", type=int, metavar="N")
-    generate.add_argument("--image", type=Path, metavar="FILE", help="for a model that starts from one")
+    asked.flags(generate)
     generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
-    generate.add_argument(
-        "--lora", action="append", default=[], metavar="FILE:STRENGTH", help="a LoRA; may be given repeatedly"
-    )
     generate.add_argument("--continues", metavar="JOB", help="a completed job, whose clip this one's begins with")
     generate.add_argument(
         "--interceptor", type=_threshold, action="append", default=[], metavar="NAME=THRESHOLD",
@@ -127,14 +112,11 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     settings = replace(settings_from(arguments), port=0)  # whoever serves on a port of note is not in our way
     logging.getLogger().setLevel(logging.ERROR)  # the progress bar says what a person wants to know
-    given = ((name, getattr(arguments, name)) for name in FIELDS)
-    request = {name: value for name, value in given if value is not None}
-    if arguments.lora:
-        request["loras"] = loras.read(arguments.lora)
+    request = asked.request(arguments, "model", "preview_every", "continues")
     if arguments.interceptor:
         request["interceptors"] = dict(arguments.interceptor)
-    _check(request)
-    make = functools.partial(generate, request, arguments.out, settings, arguments.server, _image(arguments.image))
+    image = asked.image(arguments)
+    make = functools.partial(generate, request, arguments.out, settings, arguments.server, image)
     try:
         files = anyio.run(make, backend_options={"use_uvloop": True})
     except KeyboardInterrupt:
@@ -153,23 +135,6 @@ def _threshold(text: str) -> tuple[str, float]:
     if not name.isidentifier() or not math.isfinite(threshold):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=THRESHOLD, such as step_skip=0.1")
     return name, threshold
-
-
-def _image(file: Path | None) -> bytes | None:
-    """Raises BadSettings."""
-    try:
-        return None if file is None else file.read_bytes()
-    except OSError as error:
-        raise BadSettings(f"image: cannot read {file}: {error.strerror}") from error
-
-
-def _check(request: dict[str, Any]) -> None:
-    """What could not even be asked for. Raises BadSettings."""
-    for name, value in request.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadSettings(f"{name}: {value} is no number that a request can have")
-        if isinstance(value, str) and not value.isascii() and "\udc80" <= max(value) <= "\udfff":
-            raise BadSettings(f"{name}: is not valid UTF-8")
 
 
 def _worker(arguments: argparse.Namespace) -> None:

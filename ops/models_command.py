@@ -5,7 +5,6 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +20,7 @@ from cards.errors import CardError
 from cards.family import Family
 from cards.model import Model
 from cards.request import GenerationRequest, resolve
-from ops import models, models_shown, parity, plan_shown
+from ops import asked, models, models_shown, parity, plan_shown
 from ops.cli import settings_flags, settings_from
 from ops.errors import BadSettings, OpsError
 from ops.plan import TFLOPS, plan
@@ -64,10 +63,7 @@ def add(commands: Any) -> None:
     compared = _command(group, "parity", _parity, "run one job and the reference beside it, and log what was equal")
     compared.add_argument("name")
     compared.add_argument("--prompt", default="a cat and a dog baking a cake together in a kitchen")
-    compared.add_argument("--size", metavar="WxH")
-    for name in ("frames", "steps", "seed"):
-        compared.add_argument(f"--{name}", type=int, metavar="N")
-    compared.add_argument("--guidance", type=float, metavar="X")
+    asked.flags(compared)
     planned = _command(group, "plan", _plan, "what a job would take: bytes, work and time, without loading weights")
     planned.add_argument("name")
     planned.add_argument("--size", metavar="WxH")
@@ -161,36 +157,25 @@ def _show_all(facts: dict[str, Any], *tables: str) -> None:
 
 
 def _show(arguments: argparse.Namespace, settings: Settings) -> None:
-    model = models.named(settings, arguments.name)
-    found, family = _looked_at(settings, model)
-    facts = models_shown.model(model, found, family) | {"measured": _measured(settings, family)}
+    model, found, family = _named(settings, arguments.name)
+    facts = models_shown.model(model, found, family)
+    measured = anyio.run(parity.known, settings, registry.identity(family))
     if arguments.json:
-        show_json(facts)
+        show_json(facts | {"measured": models_shown.measured(measured)})
         return
-    _show_all(facts, *(("components",) if found else ()), "loops")
+    _show_all(facts | {"measured": models_shown.in_words(measured)}, *(("components",) if found else ()), "loops")
 
 
 def _parity(arguments: argparse.Namespace, settings: Settings) -> None:
     """Raises Differs if an output has other bytes."""
-    asked = {name: getattr(arguments, name) for name in ("prompt", "size", "frames", "steps", "seed", "guidance")}
-    found = anyio.run(parity.measure, settings, models.named(settings, arguments.name).name, asked)
+    found = anyio.run(parity.measure, settings, arguments.name, asked.request(arguments), asked.image(arguments))
     rows = [{"output": name, "equal": equal} for name, equal in found.outputs.items()]
     show(rows, as_json=arguments.json)
     if not found.equal:
-        differ = ", ".join(name for name, equal in found.outputs.items() if not equal)
-        raise Differs(f"{found.model.name} is not {found.reference} here: {differ} differs (job {found.job})")
+        first, *others = (name for name, equal in found.outputs.items() if not equal)
+        differ = f"{first} and {len(others)} more differ" if others else f"{first} differs"
+        raise Differs(f"{found.model.name} is not {found.reference} here: {differ} (job {found.job})")
     note(f"{found.rung}: the same bytes as {found.reference}; in the log of job {found.job} and of the model")
-
-
-def _measured(settings: Settings, family: Family) -> str:
-    """What the log has of this card and these weights."""
-    found = anyio.run(parity.known, settings, registry.identity(family))
-    if found is None:
-        return "nothing yet: engine models parity measures it"
-    when = datetime.fromtimestamp(found.measured_at, tz=UTC).isoformat(timespec="seconds")
-    if not found.equal:
-        return f"not equal to {found.reference} at {when}, job {found.job}"
-    return f"{found.rung} with {found.reference} at {when}, job {found.job}: {found.fingerprint}"
 
 
 def _check(arguments: argparse.Namespace, settings: Settings) -> None:
@@ -251,6 +236,15 @@ def _looked_at(settings: Settings, model: Model) -> tuple[Checkpoint | None, Fam
     if model.is_workflow:
         return None, registry.load((), models.read_models(settings))[model.name]
     return opened(model)
+
+
+def _named(settings: Settings, name: str) -> tuple[Model, Checkpoint | None, Family]:
+    """The same by name, and of a family that comes with the engine. Raises CardError, BadSettings."""
+    own = registry.load(settings.families)
+    if name in own:
+        return Model(name=name, folder=""), None, own[name]
+    model = models.named(settings, name)
+    return model, *_looked_at(settings, model)
 
 
 def _directory(settings: Settings, name: str) -> Model:

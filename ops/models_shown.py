@@ -1,5 +1,6 @@
 """What the commands say of a registered checkpoint. Pure, apart from looking at the files' times."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import UNSET
@@ -9,6 +10,7 @@ from cards.card import ModelCard
 from cards.checkpoint import INDEX, Checkpoint
 from cards.family import Family
 from cards.model import Model
+from engine.parity import ParityMeasured
 
 
 def directory(found: Checkpoint) -> dict[str, Any]:
@@ -81,6 +83,29 @@ def model(model: Model, found: Checkpoint | None, family: Family) -> dict[str, A
             for node in card.program.nodes
         ],
     }
+
+
+def measured(found: ParityMeasured | None) -> dict[str, Any] | None:
+    """What the log has of this card and these weights."""
+    if found is None:
+        return None
+    return {
+        "rung": found.rung or None,
+        "reference": found.reference,
+        "differ": [name for name, equal in found.outputs.items() if not equal],
+        "at": datetime.fromtimestamp(found.measured_at, tz=UTC).isoformat(timespec="seconds"),
+        "job": found.job,
+        "fingerprint": found.fingerprint,
+    }
+
+
+def in_words(found: ParityMeasured | None) -> str:
+    facts = measured(found)
+    if facts is None:
+        return "nothing yet: engine models parity measures it"
+    if facts["rung"] is None:
+        return f"not equal to {facts['reference']} at {facts['at']}, job {facts['job']}"
+    return f"{facts['rung']} with {facts['reference']} at {facts['at']}, job {facts['job']}: {facts['fingerprint']}"
 
 
 def _sizes(card: ModelCard) -> dict[str, Any]:

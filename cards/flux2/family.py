@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cards.card import Preset, Range
 from cards.checkpoint import Checkpoint
+from cards.family import Tensors
 from cards.flux2.sizes import sizes
 from cards.picture import Picture, TextToImage
 from cards.request import ResolvedRequest
@@ -41,6 +42,11 @@ class Flux2(TextToImage):
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, request)
+
+    def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
+        from cards.flux2 import reference
+
+        return reference.outputs(self._checkpoint, self._precision, self.card, request)
 
 
 open = Flux2

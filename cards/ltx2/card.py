@@ -118,7 +118,12 @@ def text_to_video(name: str, checkpoint: Checkpoint, precision: Precision, recip
             guidances=guidances,
             sigmas=SIGMAS if distilled else UNSET,
         ),
-        parity=ParitySpec(reference="diffusers.LTX2Pipeline", rung="C0"),
+        parity=ParitySpec(
+            reference="diffusers.LTX2Pipeline, LTX2LatentUpsamplePipeline, LTX2Pipeline"
+            if distilled
+            else "diffusers.LTX2Pipeline",
+            rung="C1",
+        ),
         output=_output(checkpoint, distilled),
         program=Program(
             nodes=(*(_distilled() if distilled else _guided()), *_decoding("refine" if distilled else "denoise")),

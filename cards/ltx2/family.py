@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from cards import canvas
 from cards.checkpoint import Checkpoint
-from cards.family import Notice, no_guidance
+from cards.family import Notice, Tensors, no_guidance
 from cards.ltx2.card import RECIPES, UPSAMPLER, most_side, text_to_video, text_tokens, version_of
 from cards.ltx2.loops import loops
 from cards.ltx2.sizes import sizes
@@ -43,6 +43,12 @@ class Ltx2(OneCheckpoint):
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, request)
+
+    def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
+        from cards.ltx2 import reference
+
+        run = reference.distilled if self._recipe == "distilled" else reference.guided
+        return run(self._checkpoint, self._precision, self.card, request)
 
 
 def open(model: Model, checkpoint: Checkpoint) -> Ltx2:

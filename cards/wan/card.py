@@ -55,12 +55,8 @@ were; a clip of one frame at 480p has 1560.
 SNAPSHOT_EVERY = 8
 """A step of UniPC leaves four latents; its own output is half of one, and the rest follows from it."""
 
-FLOW_UNIPC = ParitySpec(
-    reference="wan/utils/fm_solvers_unipc.py of Wan 2.1: its timesteps and noise levels, as restated in "
-    "tests/cards/test_solvers.py; the steps between them are those of diffusers.UniPCMultistepScheduler",
-    rung="C0",
-)
-"""Of the scheduler alone: no clip has been held against one of Wan's own code."""
+WANS_LEVELS = "at the noise levels of Wan's own wan/utils/fm_solvers_unipc.py, restated in cards/wan/reference.py"
+"""What `flow_unipc` is held to: the pipeline and the steps of diffusers. Wan's own code is not run."""
 
 PARTS = ("tokenizer", "text_encoder", "transformer", "scheduler", "vae")
 CLIP = ("image_encoder", "image_processor")
@@ -98,9 +94,9 @@ def video(
             shift=about.presets[0].shift,
             experts=UNSET if boundary is None else Experts(boundary=boundary, guidance=about.low_noise_guidance),
         ),
-        parity=FLOW_UNIPC
-        if solver == "flow_unipc"
-        else ParitySpec(reference=f"diffusers.{checkpoint.pipeline}", rung="C1"),
+        parity=ParitySpec(
+            reference=f"diffusers.{checkpoint.pipeline}{f' {WANS_LEVELS}' if solver == 'flow_unipc' else ''}", rung="C1"
+        ),
         output=output(checkpoint, about.presets),
         program=_program(("condition", *(("image_tokens",) if sees else ())) if image else ()),
         prompt_limit=10_000,

@@ -58,7 +58,7 @@ def student(base: ModelCard, timesteps: tuple[int, ...] = FASTWAN) -> ModelCard:
             timesteps=timesteps,
         ),
         parity=ParitySpec(
-            reference="a plain loop over diffusers.WanTransformer3DModel (tests/parity/test_wan_dmd.py): diffusers has "
+            reference="a plain loop over diffusers.WanTransformer3DModel (cards/wan/dmd_reference.py): diffusers has "
             "no pipeline of it, and FastVideo's own draws its noise from one generator after another",
             rung="C1",
         ),

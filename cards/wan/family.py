@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from cards import canvas, solvers
 from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
 from cards.extensions.loops import CHOICES, bodies, notices
-from cards.family import Components, Family, Notice, StepBody
+from cards.family import Components, Family, Notice, StepBody, Tensors
 from cards.invariant import row_by_row
 from cards.model import Model
 from cards.modules import Modules
@@ -21,9 +20,6 @@ from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS,
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 from cards.wan_causal.family import WanCausal
-
-if TYPE_CHECKING:
-    import torch
 
 LOOPS = ("bidirectional", "causal")
 
@@ -87,10 +83,12 @@ class Wan(OneCheckpoint):
         finish = {"transformer": by_row, LOW_NOISE: by_row} if self._batched else {}
         return Modules(self._checkpoint, self._precision, device, finish)
 
-    def reference(self, request: ResolvedRequest) -> "Mapping[str, torch.Tensor]":
-        from cards.wan import reference
+    def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
+        from cards.wan import dmd_reference, reference
 
-        return reference.outputs(self._checkpoint.root, self._precision, request, self.card)
+        if self._distilled:
+            return dmd_reference.outputs(self._checkpoint, self._precision, self.card, request, given)
+        return reference.outputs(self._checkpoint, self._precision, self.card, self._solver, request, given)
 
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps

@@ -67,8 +67,11 @@ def text_to_video(
             guidance=Range(1, 1, 1),
             shift=SHIFT,
         ),
-        # measured is one chunk against diffusers' forward; the published loop itself is not run beside ours
-        parity=ParitySpec(reference="Self-Forcing causal_inference.py over diffusers.WanTransformer3DModel", rung="C0"),
+        parity=ParitySpec(
+            reference="a plain loop after Self-Forcing's causal_inference.py, which is not run itself, over "
+            "diffusers.WanTransformer3DModel (cards/wan_causal/reference.py)",
+            rung="C1",
+        ),
         output=output(checkpoint, bounded=bounded),
         program=Program(
             nodes=(

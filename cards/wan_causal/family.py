@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from cards import canvas
 from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
-from cards.family import Notice, no_guidance
+from cards.family import Notice, Tensors, no_guidance
 from cards.model import Model
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
@@ -38,6 +38,7 @@ class WanCausal(OneCheckpoint):
             raise InvalidCard(model.name, "options.sink", f"{sink} and a chunk of {CHUNK} are more than {window}")
         self.card = text_to_video(model.name, checkpoint, self._precision, window, sink, bounded=bounded)
         self.loops = loops(self.card, window, sink)
+        self._window, self._sink = window, sink
         self._tokens = TokenLimit(checkpoint.parts["tokenizer"].folder, TEXT_TOKENS)
         self._most_side = most_side(checkpoint)
 
@@ -48,3 +49,8 @@ class WanCausal(OneCheckpoint):
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, request)
+
+    def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
+        from cards.wan_causal import reference
+
+        return reference.outputs(self._checkpoint, self._precision, self.card, self._window, self._sink, request)

@@ -14,14 +14,26 @@ from cards.errors import (
     CardError,
     InvalidCard,
     NoFamily,
+    NoReference,
     NotFinite,
     NothingToShare,
+    Unmeasured,
 )
 from engine.errors import EngineError
 from tests.api.serving import app_of, without_sockets
 from tests.sim import Running
 
-NEVER_IN_HTTP = {BadCheckpoint, BadLora, InvalidCard, NoFamily, BadExtension, NotFinite, NothingToShare}
+NEVER_IN_HTTP = {
+    BadCheckpoint,
+    BadLora,
+    InvalidCard,
+    NoFamily,
+    NoReference,
+    BadExtension,
+    NotFinite,
+    NothingToShare,
+    Unmeasured,
+}
 # a registry with one does not load, nor does a worker; a step that makes a NaN is its job's failure
 
 

@@ -2,33 +2,23 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from cards.solvers import SOLVERS, FlowUniPC, UniPC, fresh
+from cards.wan.reference import wans_levels
 from tests.parity import tiny
 
 STEPS = 7
 SHIFT = 3.0
 
 
-def official(steps: int, shift: float) -> tuple[Tensor, Tensor]:
-    """Timesteps and noise levels as wan/utils/fm_solvers_unipc.py makes them in `__init__` and `set_timesteps`."""
-    alphas = np.linspace(1, 1 / 1000, 1000)[::-1].copy()
-    trained = torch.from_numpy(1.0 - alphas).to(torch.float32)
-    sigmas = np.linspace(trained[0].item(), trained[-1].item(), steps + 1).copy()[:-1]
-    sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
-    timesteps = torch.from_numpy(sigmas * 1000).to(torch.int64)
-    return timesteps, torch.from_numpy(np.concatenate([sigmas, [0.0]]).astype(np.float32))
-
-
 @pytest.mark.parametrize(("steps", "shift"), [(50, 3.0), (50, 5.0), (20, 8.0), (3, 3.0), (1, 5.0)])
 def test_flow_unipc_has_the_noise_levels_of_wans_own_scheduler(steps: int, shift: float) -> None:
     made = fresh(tiny.unipc(shift=1.0), FlowUniPC(), steps, shift)
 
-    timesteps, sigmas = official(steps, shift)
+    timesteps, sigmas = wans_levels(steps, shift)
     assert torch.equal(made.timesteps, timesteps)
     assert torch.equal(made.sigmas, sigmas)
 

@@ -1,19 +1,18 @@
-"""What a parity test does: a family's job through the real engine, and the library's own pipeline beside it."""
+"""What a parity test does: a family's job through the real engine, and its reference beside it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from msgspec import Struct
 from torch import Tensor
 
 from cards import codec, registry
-from cards.family import Family
+from cards.family import Family, Referenced
 from cards.given import Given
 from cards.model import Model
 from cards.request import GenerationRequest
+from engine import parity
 from engine.job import Job, State
 from tests.sim import Running, World
 
@@ -24,6 +23,12 @@ Digests = dict[tuple[str, int], dict[str, str]]
 class Outcome(Struct, frozen=True):
     job: Job
     steps: Digests
+    made: parity.Digests
+    """The same and the outputs, by the names that a reference has for them."""
+
+    def of(self, expected: parity.Digests) -> parity.Digests:
+        """What was made of all that is expected."""
+        return {name: digest for name, digest in self.made.items() if name in expected}
 
     def last(self, node: str) -> dict[str, str]:
         return self.steps[max(key for key in self.steps if key[0] == node)]
@@ -55,13 +60,15 @@ async def ended(running: Running, job_id: str) -> Outcome:
     assert job.state is State.COMPLETED, job.failure
     steps = await running.client.checkpoints(job.id)
     found = {(one.loop, one.step): {name: ref.digest for name, ref in one.tensors.items()} for one in steps}
-    return Outcome(job, found)
+    return Outcome(job, found, parity.made(job, steps))
+
+
+def expected(family: Family, job: Job, given: Mapping[str, Given] = {}) -> parity.Digests:
+    """What the family's reference makes of a job's request."""
+    assert isinstance(family, Referenced)
+    tensors = {name: codec.decode(one.data) for name, one in given.items()}
+    return {name: digest(tensor) for name, tensor in family.reference(job.request, tensors).items()}
 
 
 def digest(tensor: Tensor) -> str:
     return codec.encode(tensor)[0].digest
-
-
-def images(pictures: Any) -> Tensor:
-    """A list of PIL images as (T, H, W, 3), uint8."""
-    return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))

@@ -3,15 +3,13 @@
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from cards.errors import InvalidRequest
 from cards.family import Family
 from cards.request import GenerationRequest
 from tests.parity import tiny_flux2
-from tests.parity.reference import Outcome, digest, run
+from tests.parity.reference import expected, run
 from tests.parity.reference import family as opened
 from tests.parity.resuming import run_resumed
 from tests.sim import World
@@ -32,67 +30,31 @@ def family(precision: str = "float32", distilled: bool = False) -> Family:
     return opened(tiny_flux2.flux2(distilled), precision)
 
 
-@cache
-def pipeline(precision: str, distilled: bool = False) -> Any:
-    from diffusers import Flux2KleinPipeline
-
-    made = Flux2KleinPipeline.from_pretrained(tiny_flux2.flux2(distilled), dtype=getattr(torch, precision))
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
-def reference(precision: str, distilled: bool = False, **changes: Any) -> tuple[list[str], str]:
-    """The digests of the latents after each step, and of the picture's pixels."""
-    request = REQUEST | changes
-    width, height = map(int, request["size"].split("x"))
-    pipe = pipeline(precision, distilled)
-    with torch.no_grad():  # the pipeline has no negative prompt of its own, and takes the encoded one
-        negative, _ = pipe.encode_prompt(request["negative_prompt"])
-    latents: list[str] = []
-
-    def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        latents.append(digest(tensors["latents"]))
-        return {}
-
-    [picture] = pipe(
-        prompt=request["prompt"],
-        negative_prompt_embeds=negative,
-        height=height,
-        width=width,
-        num_inference_steps=request["steps"],
-        guidance_scale=request["guidance"],
-        generator=torch.Generator().manual_seed(request["seed"]),
-        callback_on_step_end=keep,
-    ).images
-    return latents, digest(torch.from_numpy(np.array(picture)))
-
-
-def found(made: Outcome) -> tuple[list[str], str]:
-    latents = [tensors["latent"] for (node, _), tensors in sorted(made.steps.items()) if node == "denoise"]
-    return latents, made.last("decode")["image"]
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 async def test_every_latent_and_the_picture_are_the_pipelines(precision: str) -> None:
-    made = await run(family(precision), REQUEST)
+    made = await run(flux := family(precision), REQUEST)
 
-    assert found(made) == reference(precision)
+    pipelines = expected(flux, made.job)
+    assert made.of(pipelines) == pipelines
+    assert pipelines.keys() == {*(f"denoise.latent@{step}" for step in range(4)), "denoise.latent", "decode.image"}
     assert set(made.job.artifacts) == {"image.png"}
 
 
 async def test_the_shift_follows_from_the_size_and_the_steps() -> None:
-    changes: dict[str, Any] = {"size": "32x64", "steps": 3, "guidance": 1.0}
+    made = await run(flux := family(), REQUEST | {"size": "32x64", "steps": 3, "guidance": 1.0})
 
-    assert found(await run(family(), REQUEST | changes)) == reference("float32", **changes)
+    pipelines = expected(flux, made.job)
+    assert made.of(pipelines) == pipelines
 
 
-async def test_a_distilled_model_has_no_guidance() -> None:
-    distilled = family(distilled=True)
-    request = REQUEST | {"guidance": 1.0}
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_a_distilled_model_has_no_guidance(precision: str) -> None:
+    distilled = family(precision, distilled=True)
 
-    made = await run(distilled, request)
+    made = await run(distilled, REQUEST | {"guidance": 1.0})
 
-    assert found(made) == reference("float32", distilled=True, guidance=1.0)
+    pipelines = expected(distilled, made.job)
+    assert made.of(pipelines) == pipelines
     assert "negative" not in made.last("encode")
     assert [notice.field for notice in made.job.notices] == ["negative_prompt"]
     assert distilled.card.recipe.steps.default == 4

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cards import checkpoint
 from cards.card import Range
-from cards.errors import InvalidCard, InvalidRequest
+from cards.errors import InvalidCard, InvalidRequest, NoReference
 from cards.family import Components, Family, Made, StepBody
 from cards.forward import Forward
 from cards.model import Model
@@ -24,7 +24,7 @@ from engine.replay import verify
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
 from tests.parity import reference, tiny
-from tests.parity.reference import Digests, digest, ended, outcome
+from tests.parity.reference import Digests, ended, expected, outcome
 from tests.sim import Running, World
 from workers.execute import Executor, load_models
 
@@ -192,24 +192,17 @@ async def test_with_a_cache_on_the_module_jobs_disturb_each_other() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 async def test_the_block_cache_is_that_of_the_pipeline(precision: str) -> None:
-    from diffusers import WanPipeline
+    made = await reference.run(one := family("block_cache", precision), asking("block_cache"))
 
-    pipeline = WanPipeline.from_pretrained(tiny.wan(), dtype=getattr(torch, precision))
-    pipeline.set_progress_bar_config(disable=True)
-    pipeline.transformer.enable_cache(_diffusers_config())
-    expected = pipeline(
-        prompt=REQUEST["prompt"],
-        negative_prompt=REQUEST["negative_prompt"],
-        height=32,
-        width=48,
-        num_frames=REQUEST["frames"],
-        num_inference_steps=STEPS,
-        guidance_scale=REQUEST["guidance"],
-        generator=torch.Generator().manual_seed(REQUEST["seed"]),
-        output_type="latent",
-    ).frames
+    pipelines = expected(one, made.job)
+    assert made.of(pipelines) == pipelines
 
-    assert (await alone(family("block_cache", precision), asking("block_cache")))[-1] == digest(expected)
+
+async def test_what_diffusers_does_not_have_is_held_against_nothing() -> None:
+    made = await reference.run(one := family("step_skip"), asking("step_skip"))
+
+    with pytest.raises(NoReference, match=r"step_skip is none of diffusers; leave out interceptors\.step_skip"):
+        expected(one, made.job)
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,18 @@
 import io
 import random
 import wave
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import av
 import pytest
-import torch
-from msgspec import Struct
 
 from cards.card import from_json, to_json
 from cards.errors import BadCheckpoint, InvalidRequest
 from cards.family import Family
 from cards.request import GenerationRequest, resolve
 from tests.parity import tiny_ltx2
-from tests.parity.reference import Outcome, digest, ended, images, run
+from tests.parity.reference import ended, expected, run
 from tests.parity.reference import family as opened
 from tests.parity.resuming import run_resumed
 from tests.sim import World
@@ -31,37 +28,9 @@ REQUEST: dict[str, Any] = {
     "size": "128x64",
     "frames": 9,
 }
+LATENTS = ("latent", "audio")
+DECODED = {"decode_video.frames", "decode_audio.waveform"}
 GUIDED = REQUEST | {"size": "64x64", "steps": 4, "guidance": 2.5}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Which changes no bits, and is faster with tensors this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-class Reference(Struct, frozen=True):
-    """What a chain of pipelines made: after each step the digests of its latents, then frames and sound."""
-
-    steps: list[dict[str, str]]
-    frames: str
-    waveform: str
-
-
-@cache
-def pipelines(version: str, precision: str) -> Any:
-    from diffusers import LTX2LatentUpsamplePipeline, LTX2Pipeline
-    from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
-
-    folder, dtype = tiny_ltx2.ltx2(version), getattr(torch, precision)
-    made = LTX2Pipeline.from_pretrained(folder, dtype=dtype)
-    made.set_progress_bar_config(disable=True)
-    made._callback_tensor_inputs = [*made._callback_tensor_inputs, "audio_latents"]
-    upsampler = LTX2LatentUpsamplerModel.from_pretrained(folder / "latent_upsampler", dtype=dtype)
-    return made, LTX2LatentUpsamplePipeline(made.vae, upsampler), made.scheduler
 
 
 @cache
@@ -69,109 +38,28 @@ def family(version: str, precision: str, recipe: str) -> Family:
     return opened(tiny_ltx2.ltx2(version), precision, recipe=recipe)
 
 
-def settings(version: str, precision: str, recipe: str, **scales: float) -> dict[str, Any]:
-    """What the card says, in the words of the pipeline."""
-    guidances = family(version, precision, recipe).card.recipe.guidances
-    assert guidances
-    video, audio = guidances["video"], guidances["audio"]
-    return {
-        "prompt": REQUEST["prompt"],
-        "negative_prompt": REQUEST["negative_prompt"],
-        "max_sequence_length": 64,
-        "num_frames": REQUEST["frames"],
-        "frame_rate": 24.0,
-        "guidance_scale": video.scale,
-        "stg_scale": video.stg,
-        "modality_scale": video.modality,
-        "guidance_rescale": video.rescale,
-        "audio_guidance_scale": audio.scale,
-        "audio_stg_scale": audio.stg,
-        "audio_modality_scale": audio.modality,
-        "audio_guidance_rescale": audio.rescale,
-        "spatio_temporal_guidance_blocks": [1],
-        "use_cross_timestep": version == "2.3",
-        "generator": torch.Generator().manual_seed(REQUEST["seed"]),
-        "return_dict": False,
-        "callback_on_step_end_tensor_inputs": ["latents", "audio_latents"],
-        **scales,
-    }
-
-
-def noting(steps: list[dict[str, str]]) -> Any:
-    def note(pipeline: Any, step: int, t: Any, made: dict[str, Any]) -> dict[str, Any]:
-        steps.append({"latent": digest(made["latents"]), "audio": digest(made["audio_latents"])})
-        return made
-
-    return note
-
-
-def ending(steps: list[dict[str, str]], video: Any, audio: Any) -> Reference:
-    [clip], [sound] = video, audio
-    return Reference(steps, digest(images(clip)), digest(sound.float()))
-
-
-@cache
-def distilled(version: str, precision: str) -> Reference:
-    """As in the documentation of diffusers: the levels are taken as they are."""
-    from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES, STAGE_2_DISTILLED_SIGMA_VALUES
-
-    pipeline, upsample, scheduler = pipelines(version, precision)
-    pipeline.scheduler = type(scheduler).from_config(scheduler.config, use_dynamic_shifting=False, shift_terminal=None)
-    steps: list[dict[str, str]] = []
-    given = settings(version, precision, "distilled") | {"callback_on_step_end": noting(steps)}
-    latents, audio = pipeline(
-        **given, width=64, height=32, sigmas=DISTILLED_SIGMA_VALUES, num_inference_steps=8, output_type="latent"
-    )
-    [latents] = upsample(latents=latents, width=64, height=32, output_type="latent", return_dict=False)
-    made = pipeline(
-        **given,
-        width=128,
-        height=64,
-        latents=latents,
-        audio_latents=audio,
-        sigmas=STAGE_2_DISTILLED_SIGMA_VALUES,
-        num_inference_steps=3,
-        noise_scale=STAGE_2_DISTILLED_SIGMA_VALUES[0],
-    )
-    return ending(steps, *made)
-
-
-@cache
-def guided(version: str, precision: str) -> Reference:
-    pipeline, _, scheduler = pipelines(version, precision)
-    pipeline.scheduler = scheduler
-    steps: list[dict[str, str]] = []
-    given = settings(version, precision, "guided", guidance_scale=GUIDED["guidance"])
-    made = pipeline(**given, width=64, height=64, num_inference_steps=4, callback_on_step_end=noting(steps))
-    return ending(steps, *made)
-
-
-def found(outcome: Outcome) -> Reference:
-    steps = [
-        {name: tensors[name] for name in ("latent", "audio")}
-        for node in ("base", "refine", "denoise")
-        for (loop, _), tensors in sorted(outcome.steps.items())
-        if loop == node
-    ]
-    return Reference(steps, outcome.last("decode_video")["frames"], outcome.last("decode_audio")["waveform"])
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_two_distilled_stages_are_the_chain_of_three_pipelines(version: str, precision: str) -> None:
-    made = found(await run(family(version, precision, "distilled"), REQUEST))
+    made = await run(one := family(version, precision, "distilled"), REQUEST)
 
-    assert made.steps == distilled(version, precision).steps
-    assert made == distilled(version, precision)
+    pipelines = expected(one, made.job)
+    assert made.of(pipelines) == pipelines
+    stages = {"base": 8, "refine": 3}
+    steps = {f"{stage}.{name}@{n}" for stage, count in stages.items() for name in LATENTS for n in range(count)}
+    ends = {f"{stage}.{name}" for stage in (*stages, "upsample") for name in LATENTS}
+    assert pipelines.keys() == steps | ends | DECODED
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_one_guided_stage_is_the_pipeline_with_all_its_forwards(version: str, precision: str) -> None:
-    made = found(await run(family(version, precision, "guided"), GUIDED))
+    made = await run(one := family(version, precision, "guided"), GUIDED)
 
-    assert made.steps == guided(version, precision).steps
-    assert made == guided(version, precision)
+    pipelines = expected(one, made.job)
+    assert made.of(pipelines) == pipelines
+    steps = {f"denoise.{name}@{n}" for name in LATENTS for n in range(4)}
+    assert pipelines.keys() == steps | {"denoise.latent", "denoise.audio"} | DECODED
 
 
 @pytest.mark.parametrize(("recipe", "asked"), [("distilled", REQUEST), ("guided", GUIDED)])

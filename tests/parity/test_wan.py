@@ -1,16 +1,14 @@
 """Wan 2.1 text to video against diffusers' WanPipeline: equal bits, through the real engine and its store."""
 
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
 from tests.parity import tiny
-from tests.parity.reference import Outcome, digest, ended, family, images, run
+from tests.parity.reference import ended, expected, family, run
 from tests.parity.resuming import run_resumed
 from tests.sim import World
 
@@ -24,51 +22,26 @@ REQUEST: dict[str, Any] = {
     "size": "48x32",
     "frames": 9,
 }
-
-
-@cache
-def pipeline(scheduler: str, precision: str) -> Any:
-    from diffusers import WanPipeline
-
-    made = WanPipeline.from_pretrained(tiny.wan(scheduler), dtype=getattr(torch, precision))
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
-def reference(scheduler: str, precision: str, output: str, **changes: Any) -> Any:
-    request = REQUEST | changes
-    return pipeline(scheduler, precision)(
-        prompt=request["prompt"],
-        negative_prompt=request["negative_prompt"],
-        height=32,
-        width=48,
-        num_frames=request["frames"],
-        num_inference_steps=request["steps"],
-        guidance_scale=request["guidance"],
-        generator=torch.Generator().manual_seed(request["seed"]),
-        output_type=output,
-    ).frames
-
-
-def frames_of(outcome: Outcome) -> list[str]:
-    return [tensors[f"frames/{step}"] for (node, step), tensors in sorted(outcome.steps.items()) if node == "decode"]
+FRAMES = tuple(f"decode.frames/{index}" for index in range(3))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("scheduler", ["unipc", "euler"])
 async def test_latents_and_frames_are_the_pipelines(scheduler: str, precision: str) -> None:
-    made = await run(family(tiny.wan(scheduler), precision), REQUEST)
+    wan = family(tiny.wan(scheduler), precision)
+    made = await run(wan, REQUEST)
 
-    assert made.last("denoise")["latent"] == digest(reference(scheduler, precision, "latent"))
-    [clip] = reference(scheduler, precision, "pil")
-    frames = images(clip)
-    assert frames_of(made) == [digest(part.clone()) for part in frames.split([1, 4, 4])]
+    pipelines = expected(wan, made.job)
+    assert made.of(pipelines) == pipelines
+    assert pipelines.keys() == {*(f"denoise.latent@{step}" for step in range(6)), "denoise.latent", *FRAMES}
 
 
 async def test_without_guidance_there_is_one_forward_as_in_the_pipeline() -> None:
-    made = await run(family(tiny.wan(), "float32"), REQUEST | {"guidance": 1.0})
+    wan = family(tiny.wan(), "float32")
+    made = await run(wan, REQUEST | {"guidance": 1.0})
 
-    assert made.last("denoise")["latent"] == digest(reference("unipc", "float32", "latent", guidance=1.0))
+    pipelines = expected(wan, made.job)
+    assert made.of(pipelines) == pipelines
 
 
 @pytest.mark.parametrize(("scheduler", "precision"), [("unipc", "bfloat16"), ("euler", "float32")])

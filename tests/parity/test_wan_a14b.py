@@ -1,14 +1,12 @@
 """Wan 2.2 A14B text to video, with two experts, against diffusers' WanPipeline: equal bits."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from cards.card import Experts
 from cards.checkpoint import read
@@ -19,7 +17,7 @@ from cards.request import GenerationRequest, resolve
 from cards.wan.card import video
 from cards.wire import WorkPlan
 from tests.parity import tiny, tiny_wan
-from tests.parity.reference import Outcome, digest, family, images, run
+from tests.parity.reference import expected, family, run
 from tests.parity.resuming import run_resumed
 
 PRECISIONS = ("float32", "bfloat16")
@@ -36,61 +34,26 @@ REQUEST: dict[str, Any] = {
 }
 
 
-@cache
-def pipeline(scheduler: str, precision: str) -> Any:
-    from diffusers import WanPipeline
-
-    made = WanPipeline.from_pretrained(tiny_wan.experts(scheduler), dtype=getattr(torch, precision))
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
-def reference(scheduler: str, precision: str, output: str = "latent", **changes: Any) -> tuple[Any, Tensor]:
-    """What the pipeline returns, and its last latent."""
-    request = REQUEST | changes
-    latents: list[Tensor] = []
-
-    def keep(pipeline: Any, step: int, time: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        latents.append(tensors["latents"])
-        return tensors
-
-    returned = pipeline(scheduler, precision)(
-        prompt=request["prompt"],
-        negative_prompt=request["negative_prompt"],
-        height=16,
-        width=32,
-        num_frames=request["frames"],
-        num_inference_steps=request["steps"],
-        guidance_scale=request["guidance"],
-        guidance_scale_2=3.0,
-        generator=torch.Generator().manual_seed(request["seed"]),
-        output_type=output,
-        callback_on_step_end=keep,
-    ).frames
-    return returned, latents[-1]
-
-
-def frames_of(outcome: Outcome) -> list[str]:
-    return [tensors[f"frames/{step}"] for (node, step), tensors in sorted(outcome.steps.items()) if node == "decode"]
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_latents_and_frames_are_the_pipelines_also_when_resumed_after_every_step(
     scheduler: str, precision: str
 ) -> None:
-    made = await run(family(tiny_wan.experts(scheduler), precision), REQUEST)
+    a14b = family(tiny_wan.experts(scheduler), precision)
+    made = await run(a14b, REQUEST)
 
-    [clip], latent = reference(scheduler, precision, "pil")
-    assert made.last("denoise")["latent"] == digest(latent)
-    assert frames_of(made) == [digest(part.clone()) for part in images(clip).split([1, 4])]
-    assert (await run_resumed(family(tiny_wan.experts(scheduler), precision), REQUEST)).steps == made.steps
+    pipelines = expected(a14b, made.job)
+    assert made.of(pipelines) == pipelines
+    assert {"denoise.latent@5", "denoise.latent", "decode.frames/1"} < pipelines.keys()
+    assert (await run_resumed(a14b, REQUEST)).steps == made.steps
 
 
 async def test_without_guidance_neither_expert_is_guided() -> None:
-    made = await run(family(tiny_wan.experts(), "float32"), REQUEST | {"guidance": 1.0})
+    a14b = family(tiny_wan.experts(), "float32")
+    made = await run(a14b, REQUEST | {"guidance": 1.0})
 
-    assert made.last("denoise")["latent"] == digest(reference("unipc", "float32", guidance=1.0)[1])
+    pipelines = expected(a14b, made.job)
+    assert made.of(pipelines) == pipelines
 
 
 class Asked(Mapping[str, Any]):

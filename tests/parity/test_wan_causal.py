@@ -1,21 +1,19 @@
-"""Wan-causal: one chunk against diffusers' transformer, and the rollout against a plain loop over the same forward."""
+"""Wan-causal: one chunk against diffusers' transformer, and the rollout against a plain loop over it."""
 
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from cards.errors import InvalidCard, InvalidRequest
+from cards.errors import InvalidCard, InvalidRequest, NoReference
 from cards.family import Components, Family
 from cards.request import GenerationRequest, RequestChanges
-from cards.sampling import noise, noise_seed
 from cards.wan_causal.forward import forward
 from engine.collect import Retention, collect
 from engine.events import StepCompleted
 from tests.parity import tiny
-from tests.parity.reference import Outcome, digest, ended, family, images, outcome, run
+from tests.parity.reference import Outcome, ended, expected, family, outcome, run
 from tests.sim import Running, World
 
 PRECISIONS = ("float32", "bfloat16")
@@ -23,7 +21,6 @@ WINDOWED = {"window": "7", "sink": "1"}
 OTHERS = {"windowed": {"loop": "causal", **WINDOWED}, "plain": {}}
 REQUEST: dict[str, Any] = {"prompt": "a red  cat &amp; a dog", "seed": 3, "size": "32x16", "frames": 33}
 CHUNKS = 3
-SIGMAS = torch.tensor([1.0, 0.9375, 5 / 6, 0.625])
 
 
 class Warm:
@@ -35,6 +32,7 @@ class Warm:
         self.weights_digest = opened.weights_digest
         self.notices = opened.notices
         self.bodies = opened.bodies
+        self.reference = opened.reference  # type: ignore[attr-defined]
         self._modules = opened.load("cpu")
 
     def load(self, device: str) -> Components:
@@ -46,16 +44,9 @@ def causal(precision: str = "float32", **options: str) -> Family:
     return Warm(family(tiny.wan(), precision, loop="causal", **options))
 
 
-@cache
-def pipeline(precision: str) -> Any:
-    from diffusers import WanPipeline
-
-    return WanPipeline.from_pretrained(tiny.wan(), dtype=getattr(torch, precision))
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_one_chunk_after_none_is_the_forward_of_diffusers(precision: str) -> None:
-    transformer = pipeline(precision).transformer
+    transformer = causal(precision).load("cpu")["transformer"]
     latent = torch.randn(1, 16, 3, 4, 6, generator=torch.Generator().manual_seed(1)).to(transformer.dtype)
     text = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(2)).to(transformer.dtype)
     time = torch.tensor([937.5])
@@ -66,47 +57,6 @@ def test_one_chunk_after_none_is_the_forward_of_diffusers(precision: str) -> Non
 
     assert torch.equal(ours, theirs)
     assert [tuple(one.shape) for one in made[0]] == [(1, 18, 2, 16)] * 2
-
-
-@torch.inference_mode()
-def plain_rollout(precision: str, window: int = 21, sink: int = 0, chunks: int = CHUNKS) -> list[Tensor]:
-    """Self-Forcing's causal_inference.py in few words: the list of all frames' keys and values is cut from."""
-    pipe = pipeline(precision)
-    text, _ = pipe.encode_prompt(REQUEST["prompt"], do_classifier_free_guidance=False, max_sequence_length=512)
-    clean: list[Tensor] = []
-    cached: list[Tensor] = []
-    for chunk in range(chunks):
-        evicted = max(0, len(cached) + 3 - window)
-        past = cached[:sink] + cached[sink + evicted :]
-        x = drawn(chunk, 0, precision)
-        for index, sigma in enumerate(SIGMAS):
-            velocity, _ = forward(pipe.transformer, x, (1000 * sigma).expand(1), text, past, 3 * chunk)
-            x0 = (x.double() - sigma.double() * velocity.double()).to(x.dtype)
-            if index < 3:
-                level = SIGMAS[index + 1]
-                x = ((1 - level) * x0.float() + level * drawn(chunk, index + 1, precision).float()).to(x.dtype)
-        _, made = forward(pipe.transformer, x0, torch.zeros(1), text, past, 3 * chunk)
-        cached += torch.stack([torch.stack(one) for one in made]).chunk(3, dim=3)
-        clean.append(x0)
-    return clean
-
-
-def drawn(chunk: int, index: int, precision: str) -> Tensor:
-    seed = noise_seed(REQUEST["seed"], loop="rollout", step=chunk, purpose=f"noise/{index}")
-    return noise((1, 16, 3, 2, 4), seed).to(getattr(torch, precision))
-
-
-@torch.inference_mode()
-def decoded(precision: str, clean: list[Tensor]) -> Tensor:
-    """The whole clip at once, as WanPipeline decodes it."""
-    pipe = pipeline(precision)
-    config = pipe.vae.config
-    latent = torch.cat(clean, dim=2).to(pipe.vae.dtype)
-    mean, deviation = (
-        torch.tensor(one).view(1, 16, 1, 1, 1).to(latent.dtype) for one in (config.latents_mean, config.latents_std)
-    )
-    video = pipe.vae.decode(latent / (1.0 / deviation) + mean, return_dict=False)[0]
-    return images(pipe.video_processor.postprocess_video(video, output_type="pil")[0])
 
 
 def series(made: Outcome, name: str) -> list[str]:
@@ -129,10 +79,9 @@ _unbroken: dict[Any, Outcome] = {}
 async def test_a_rollout_is_that_of_a_plain_loop(precision: str, options: dict[str, str]) -> None:
     made = await unbroken(precision=precision, **options)
 
-    clean = plain_rollout(precision, **{name: int(value) for name, value in options.items()})
-    assert series(made, "latent") == [digest(one) for one in clean]
-    frames = decoded(precision, clean)
-    assert series(made, "frames") == [digest(one.clone()) for one in frames.split([9, 12, 12])]
+    plain = expected(causal(precision, **options), made.job)
+    assert made.of(plain) == plain
+    assert {"rollout.x@2", "rollout.latent/2", "rollout.frames/2"} < plain.keys()
 
 
 async def test_a_window_matters() -> None:
@@ -199,6 +148,8 @@ async def test_a_clip_that_is_continued_is_the_one_that_was_rolled_out_at_once(o
         assert made.job.artifacts["video.mp4"] == whole.job.artifacts["video.mp4"]
     assert direct.job.artifacts.keys() == whole.job.artifacts.keys() - {"segment-000.mp4"}
     assert direct.job.artifacts.items() <= whole.job.artifacts.items()
+    with pytest.raises(NoReference, match="a clip is rolled out as a whole; leave out continues"):
+        expected(causal(**options), direct.job)
 
 
 async def test_a_continued_clip_goes_on_on_a_new_worker() -> None:

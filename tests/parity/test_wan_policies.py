@@ -1,6 +1,5 @@
 """What a card of Wan may be opened with: how guidance evaluates its branches, and the solvers."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from cards.errors import InvalidCard
 from cards.invariant import offenders, row_by_row
 from cards.wan.card import BY_ROW
 from tests.parity import tiny
-from tests.parity.reference import digest, family, run
+from tests.parity.reference import expected, family, run
 from tests.parity.resuming import run_resumed
 
 PRECISIONS = ("float32", "bfloat16")
@@ -26,38 +25,14 @@ REQUEST: dict[str, Any] = {
 """Of 64 tokens: with fewer, the branches are evaluated one by one in any case."""
 
 
-@cache
-def pipeline(precision: str) -> Any:
-    from diffusers import WanPipeline
-
-    made = WanPipeline.from_pretrained(tiny.wan(), dtype=getattr(torch, precision))
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
-@cache
-def reference(precision: str) -> str:
-    latents = pipeline(precision)(
-        prompt=REQUEST["prompt"],
-        negative_prompt=REQUEST["negative_prompt"],
-        height=128,
-        width=64,
-        num_frames=REQUEST["frames"],
-        num_inference_steps=REQUEST["steps"],
-        guidance_scale=REQUEST["guidance"],
-        generator=torch.Generator().manual_seed(REQUEST["seed"]),
-        output_type="latent",
-    ).frames
-    return digest(latents)
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 async def test_two_rows_of_one_forward_are_two_forwards(precision: str) -> None:
     sequential = await run(family(tiny.wan(), precision), REQUEST)
-    batched = await run(family(tiny.wan(), precision, cfg="batched"), REQUEST)
+    batched = await run(model := family(tiny.wan(), precision, cfg="batched"), REQUEST)
 
     assert batched.steps == sequential.steps
-    assert batched.last("denoise")["latent"] == reference(precision)
+    pipelines = expected(model, batched.job)
+    assert batched.of(pipelines) == pipelines
 
 
 async def test_without_the_invariant_modules_they_are_not() -> None:
@@ -67,7 +42,8 @@ async def test_without_the_invariant_modules_they_are_not() -> None:
     for name in BY_ROW:
         del components["transformer"].get_submodule(name).forward
 
-    assert (await run(model, REQUEST)).last("denoise")["latent"] != reference("float32")
+    made = await run(model, REQUEST)
+    assert made.last("denoise")["latent"] != expected(model, made.job)["denoise.latent"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -100,14 +76,17 @@ def forward(transformer: Any, call: dict[str, Any]) -> torch.Tensor:
     return made
 
 
-async def test_flow_unipc_runs_resumes_and_is_another_solver() -> None:
-    model = family(tiny.wan(), "float32", solver="flow_unipc")
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_flow_unipc_is_the_pipeline_at_wans_own_noise_levels_and_another_solver(precision: str) -> None:
+    model, plain = family(tiny.wan(), precision, solver="flow_unipc"), family(tiny.wan(), precision)
 
     made = await run(model, REQUEST)
+    pipelines = expected(model, made.job)
+    assert made.of(pipelines) == pipelines
     assert (await run_resumed(model, REQUEST)).steps == made.steps
-    assert made.last("denoise")["latent"] != reference("float32")
+    assert made.last("denoise")["latent"] != expected(plain, made.job)["denoise.latent"]
     assert "fm_solvers_unipc" in model.card.parity.reference
-    assert model.card.digest != family(tiny.wan(), "float32").card.digest
+    assert model.card.digest != plain.card.digest
 
 
 async def test_a_few_tokens_do_not_share_a_forward() -> None:

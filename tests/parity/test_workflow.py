@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from PIL import Image
 
 from cards import given, registry
-from cards.errors import InvalidCard, InvalidRequest
+from cards.errors import InvalidCard, InvalidRequest, NoReference
 from cards.family import Family
 from cards.loop import LoopContext
 from cards.model import Model
@@ -20,8 +20,8 @@ from cards.wire import WorkPlan
 from cards.workflow import Stage, Staged, Workflow
 from engine.events import NodeStarted
 from engine.job import State
-from tests.parity import fade, tiny_flux2
-from tests.parity.reference import Digests, ended, outcome, run
+from tests.parity import fade, tiny_flux2, tiny_wan
+from tests.parity.reference import Digests, ended, expected, outcome, run
 from tests.parity.resuming import run_resumed
 from tests.sim import World
 
@@ -60,6 +60,26 @@ async def test_each_stage_makes_what_its_model_makes_alone() -> None:
     assert stage(story.steps, "picture") == picture.steps
     assert stage(story.steps, "clip") == clip.steps
     assert story.job.artifacts == picture.job.artifacts | clip.job.artifacts
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+async def test_its_reference_is_that_of_the_clip_after_that_of_the_picture(precision: Any) -> None:
+    story = Model(name="story", folder="", options={"picture": "flux", "clip": "i2v"})
+    flux = Model(name="flux", folder=str(tiny_flux2.flux2(distilled=True)), precision=precision)
+    i2v = Model(name="i2v", folder=str(tiny_wan.from_image()), precision=precision)
+    registered = registry.load([], [story, flux, i2v])
+    made = await run(registered["story"], REQUEST, World(families=tuple(registered.values())))
+
+    pipelines = expected(registered["story"], made.job)
+    assert made.of(pipelines) == pipelines
+    assert {"picture-denoise.latent@3", "picture-decode.image", "clip-denoise.latent@2"} < pipelines.keys()
+
+
+async def test_a_stage_without_a_reference_is_named() -> None:
+    made = await run(families()["story"], REQUEST, world())
+
+    with pytest.raises(NoReference, match="story has no reference that runs here: its clip, fade, has none"):
+        expected(families()["story"], made.job)
 
 
 async def test_the_picture_is_there_while_the_clip_is_being_made() -> None:
