@@ -79,10 +79,8 @@ def fork(address: str, told: Path) -> int:
         return OneStep(models, blobs, told)
 
     process.executor = executor
-    try:
-        cli.main(["worker", "--connect", address])
-    finally:
-        os._exit(1)
+    cli.main(["worker", "--connect", address])
+    sys.exit(f"the worker of {told} ended by itself")
 
 
 class OneStepWorkers:
