@@ -1,6 +1,6 @@
 """Every card at once: jobs that take turns, that move between stores, and that go on under other numerics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,23 @@ async def test_jobs_of_all_cards_that_take_turns_make_the_bits_of_those_alone(un
     assert sum(turns) > 0.9 * len(turns), "they took turns"
 
 
+async def test_the_request_for_two_experts_reaches_both() -> None:
+    forwards: list[str] = []
+    async with world(names=["a14b"]).engine() as running:
+        for name, transformer in transformers(running.workers[0]):
+            transformer.register_forward_hook(lambda *_, name=name: forwards.append(name))
+        await alone(running, "a14b")
+
+    assert {*forwards} == {"transformer", "transformer_2"}
+
+
+def transformers(worker: SimWorker) -> Iterator[tuple[str, nn.Module]]:
+    for model in worker.executor._models.values():
+        for name, component in model.components.items():
+            if name.startswith("transformer"):
+                yield name, component
+
+
 class StepCache:
     """As one is hung on a module: of three forwards of one shape, the last two are given what the first one made."""
 
@@ -48,10 +65,8 @@ class StepCache:
 
 
 def with_caches(worker: SimWorker) -> None:
-    for model in worker.executor._models.values():
-        for name, component in model.components.items():
-            if name.startswith("transformer"):
-                component.register_forward_hook(StepCache())
+    for _, transformer in transformers(worker):
+        transformer.register_forward_hook(StepCache())
 
 
 @pytest.mark.parametrize("model", ["wan", "i2v", "a14b", "student", "ltx2", "flux2"])
