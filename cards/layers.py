@@ -36,7 +36,8 @@ class Layers:
     def activations(self, copies: float, precision: Precision) -> int:
         """The most bytes at once, if they are so many times those of the widest layer.
 
-        How many that is of a module was counted in bfloat16 at full size (tests/parity/test_sizes_published.py).
+        How many that is of a module was counted in bfloat16 at full size (tests/parity/test_sizes_published.py); of
+        text encoders, which need data for their masks, it is an estimate.
         """
         return int(copies * self.widest * WIDTH[precision])
 

@@ -79,5 +79,10 @@ class Measurable(Protocol):
 def sizes_of(family: Family, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
     """Raises Unmeasured, BadCheckpoint."""
     if not isinstance(family, Measurable):
-        raise Unmeasured(family.card.name, f"its family, {family.card.family!r}, has no `sizes`")
-    return family.sizes(request)
+        raise Unmeasured(family.card.name, f"its family, {family.card.family!r}, does not say them (cards/sizes.py)")
+    try:
+        return family.sizes(request)
+    except KeyError as error:
+        raise Unmeasured(
+            family.card.name, f"a config of its checkpoint has no {error}, which save_pretrained writes"
+        ) from error

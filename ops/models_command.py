@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
     planned.add_argument("--frames", type=int, metavar="N")
     planned.add_argument("--steps", type=int, metavar="N")
     planned.add_argument("--guidance", type=float, metavar="X")
-    what = f"what the device computes in a second, in 10^12 operations (default {TFLOPS}, a prior: two cores of a CPU)"
+    what = f"what the device sustains in a second, in 10^12 operations (default {TFLOPS}, a prior: two cores of a CPU)"
     planned.add_argument("--tflops", type=rate, metavar="X", help=what)
 
 

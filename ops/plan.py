@@ -56,7 +56,7 @@ class KindPlan(Struct, frozen=True):
 
 class JobPlan(Struct, frozen=True):
     weights: Mapping[str, int]
-    """Bytes resident by component."""
+    """Bytes resident by component, all in its precision: diffusers keeps a few in float32 (0.2 % of Wan 1.3B)."""
     kinds: tuple[KindPlan, ...]
     tensors: tuple[TensorPlan, ...]
 
@@ -152,12 +152,12 @@ def _kind(node: str, kind: str, steps: list[_Step]) -> KindPlan:
 
 
 def _tensors(node: str, steps: list[_Step]) -> Iterator[TensorPlan]:
-    """What every step makes anew under one name, and series: `frames/0`, `frames/1`, of which each step adds one."""
+    """What steps make anew under one name, and series: `frames/0`, `frames/1`, each of which is made once."""
     times = Counter(name for step in steps for name in step.made)
     groups: dict[str, list[tuple[_Step, str]]] = {}
     for step in steps:
         for name in step.made:
-            shown = name if times[name] > 1 else name.removesuffix(f"/{step.plan.step}")
+            shown = name if times[name] > 1 else name.partition("/")[0]
             groups.setdefault(shown, []).append((step, name))
     for shown, made in groups.items():
         step, name = made[-1]

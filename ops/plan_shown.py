@@ -29,7 +29,11 @@ def job(name: str, request: ResolvedRequest, plan: JobPlan, tflops: float | None
 
 def _basis(tflops: float | None) -> str:
     rate = "as given" if tflops else "a prior (two cores of a server CPU in float32): give your device's with --tflops"
-    return f"peak and seconds are predictions, of products and convolutions alone, at a rate that is {rate}"
+    return (
+        "stored are tensors alone, exactly: files such as video.mp4 come beside them. The peak is all weights in the "
+        "model's precision and what the largest step holds, as predicted for one job. The seconds are those of "
+        f"products, convolutions and attention alone, at a rate that is {rate}"
+    )
 
 
 def _kind(kind: KindPlan, rate: float) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def _kind(kind: KindPlan, rate: float) -> dict[str, Any]:
         "snapshots": kind.snapshots,
         "bytes_per_snapshot": kind.snapshot_bytes,
         "stored_bytes": kind.stored_bytes,
-        "peak_bytes": kind.held_bytes,
+        "held_bytes": kind.held_bytes,
         "tflop_per_step": kind.step_flops / 1e12,
         "tflop": kind.flops / 1e12,
         "seconds": kind.flops / rate,

@@ -11,6 +11,7 @@ TEXT_TOKENS = 512
 """What Flux2KleinPipeline pads every prompt to."""
 
 COPIES, ENCODER_COPIES, DECODER_COPIES = 2.2, 1.0, 1.5
+"""Of the widest layer of each."""
 
 HIDDEN_LAYERS = 3
 """Of the text encoder, whose outputs are read beside each other."""

@@ -15,6 +15,7 @@ BINS_PER_LATENT = 4
 """Of the sound, in time and in pitch (LATENT_DOWNSAMPLE_FACTOR of diffusers' AutoencoderKLLTX2Audio)."""
 
 UPSAMPLER_COPIES, DECODER_COPIES, SPECTRUM_COPIES, VOCODER_COPIES, WIDENED_COPIES = 2.0, 2.65, 1.75, 5.0, 7.0
+"""Of the widest layer of each."""
 
 WIDENED = "LTX2VocoderWithBWE"
 """That of 2.3: what it makes is heard again, and a second vocoder adds what lies above."""
@@ -112,7 +113,7 @@ def vocoder(part: Part, precision: Precision, spectra: int) -> tuple[Work, int, 
         return Work(layers.flops, layers.activations(VOCODER_COPIES, precision)), samples, channels
     rows, narrow = _voice(config, spectra, r"vocoder\.")
     heard = -(-narrow // config["hop_length"])
-    wide, samples = _voice(
+    wide, _ = _voice(
         {name.removeprefix("bwe_"): value for name, value in config.items() if name.startswith("bwe_")},
         heard,
         r"bwe_generator\.",

@@ -15,6 +15,7 @@ from cards.request import ResolvedRequest
 from cards.sizes import LoopSizes, Sized, Work, always
 
 COPIES, ENCODER_COPIES, CONNECTOR_COPIES = 4.3, 1.0, 6.4
+"""Of the widest layer of each."""
 
 GENERATOR_BYTES = 5056
 """The state of torch's generator on a CPU."""

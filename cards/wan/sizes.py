@@ -19,8 +19,8 @@ Config = Mapping[str, Any]
 GIVEN_FRAMES = 4
 """Channels of a condition that say which frames are given."""
 
-COPIES = 2.35
-ENCODER_COPIES = 3.0
+COPIES, ENCODER_COPIES = 2.35, 3.0
+"""Of the widest layer of the transformer, and of the text encoder."""
 
 
 def sizes(

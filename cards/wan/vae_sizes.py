@@ -17,6 +17,7 @@ CACHED_FRAMES = 2
 """Of the input of each causal convolution (diffusers' CACHE_T)."""
 
 DECODER_COPIES, ENCODER_COPIES = 2.0, 5.4
+"""Of the widest layer of each."""
 
 PACKED_COPIES = 3
 """Of the cache while it is packed: its tensors, each as bytes, and those as one (cards/pack.py)."""

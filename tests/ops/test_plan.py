@@ -1,14 +1,21 @@
 """`engine models plan`: the sizes of published models, from configs and headers alone."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cards.errors import Unmeasured
+from cards.request import GenerationRequest, resolve
+from cards.shapes.family import FAMILY
 from ops import cli, models
+from ops.plan import plan
 from ops.settings import Settings
 from tests import published
+from tests.holes import safetensors
+from tests.parity import tiny_flux2, tiny_wan
 
 PARAMETERS = {"text_encoder": 5_680_910_336, "transformer": 1_418_996_800, "vae": 126_892_531}
 """As published."""
@@ -118,3 +125,92 @@ def test_a_plan_for_people_has_units(data: Path, capsys: pytest.CaptureFixture[s
 
     out = capsys.readouterr().out
     assert [word for word in ("8.39 MB", "33.55 MB", "14.45 GB", "a prior") if word not in out] == []
+
+
+def test_a_causal_clip_keeps_little_and_reads_its_window(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = planned(data, capsys, "--size", "832x480", "--frames", "81", model="causal")
+
+    denoise, taken, shown = (of(told["loops"], kind=kind) for kind in ("denoise", "context", "decode"))
+    assert (denoise["steps"], taken["steps"], shown["steps"]) == (28, 6, 7)
+    assert (denoise["bytes_per_step"], taken["bytes_per_step"]) == (599_040, 0)
+    assert denoise["stored_bytes"] == 28 * 599_040
+    kv = of(told["tensors"], tensor="kv")
+    assert (kv["bytes"], kv["stored"]) == (862_617_600, 0)
+    assert kv["bytes"] == 4680 * 184_320
+    assert denoise["held_bytes"] > 7 * kv["bytes"], "those of six chunks are read, those of the seventh made"
+    assert denoise["tflop"] < 28 * denoise["tflop_per_step"], "a chunk costs more than the one before"
+
+
+def test_two_stages_of_video_with_sound(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = planned(data, capsys, "--size", "1280x704", "--frames", "121", model="ltx2")
+
+    base, refine = (of(told["loops"], node=node) for node in ("base", "refine"))
+    assert (base["steps"], refine["steps"]) == (8, 3)
+    assert of(told["tensors"], node="base", tensor="latent")["shape"] == [1, 16 * 11 * 20, 128]
+    assert of(told["tensors"], node="refine", tensor="latent")["shape"] == [1, 16 * 22 * 40, 128]
+    assert of(told["tensors"], node="refine", tensor="audio")["shape"] == [1, 126, 128]
+    assert of(told["tensors"], tensor="text")["bytes"] * 2 == pytest.approx(15.7e6, rel=0.01)
+    assert of(told["tensors"], tensor="waveform")["shape"] == [2, 240 * 501]
+    assert of(told["components"], component="transformer")["resident_bytes"] == pytest.approx(37.8e9, rel=0.01)
+    assert refine["tflop_per_step"] > 4 * base["tflop_per_step"]
+
+
+def test_a_picture(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = planned(data, capsys, "--size", "1024x1024", model="flux2")
+
+    denoise = of(told["loops"], node="denoise")
+    assert (denoise["steps"], denoise["bytes_per_step"]) == (4, 4096 * 128 * 2)
+    assert of(told["tensors"], tensor="image")["bytes"] == 1024 * 1024 * 3
+    assert told["weights_bytes"] == pytest.approx(16e9, rel=0.01)
+
+
+def test_a_workflow_is_the_sum_of_its_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = {"picture": tiny_flux2.flux2(distilled=True), "clip": tiny_wan.from_image()}
+    for model in (
+        *(models.Model(name=name, folder=str(folder)) for name, folder in stages.items()),
+        models.Model(name="story", folder="", options={name: name for name in stages}),
+    ):
+        models.put(Settings(data=tmp_path), model, replace=False)
+    asked = ("--size", "48x32", "--frames", "9")
+
+    story = planned(tmp_path, capsys, *asked, model="story")
+    picture = planned(tmp_path, capsys, "--size", "48x32", model="picture")
+    clip = planned(tmp_path, capsys, *asked, model="clip")
+
+    for field in ("weights_bytes", "stored_bytes"):
+        assert story[field] == picture[field] + clip[field], field
+    assert story["seconds"] == pytest.approx(picture["seconds"] + clip["seconds"])
+    assert [row["node"] for row in story["loops"]] == [
+        f"{stage}-{row['node']}" for stage, rows in (("picture", picture), ("clip", clip)) for row in rows["loops"]
+    ]
+
+
+def test_a_config_that_lacks_something_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = published.write(tmp_path / "copy", published.wan(), published.WAN)
+    config = json.loads((copy / "transformer" / "config.json").read_text())
+    del config["attention_head_dim"]
+    (copy / "transformer" / "config.json").write_text(json.dumps(config))
+    models.put(Settings(data=tmp_path), models.Model(name="wan", folder=str(copy)), replace=False)
+
+    with pytest.raises(SystemExit):
+        planned(tmp_path, capsys)
+
+    assert "a config of its checkpoint has no 'attention_head_dim'" in capsys.readouterr().err
+
+
+def test_a_weight_of_an_unknown_layer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = published.write(tmp_path / "copy", published.flux2(), published.FLUX2, is_distilled=True)
+    safetensors(copy / "transformer" / "diffusion_pytorch_model.safetensors", {"adapter.weight": ("BF16", [4, 4])})
+    models.put(Settings(data=tmp_path), models.Model(name="flux2", folder=str(copy)), replace=False)
+
+    with pytest.raises(SystemExit):
+        planned(tmp_path, capsys, model="flux2")
+
+    assert "adapter.weight is of no layer of Flux2Transformer2DModel that is known here" in capsys.readouterr().err
+
+
+def test_a_family_that_does_not_say_its_sizes_is_told() -> None:
+    request = resolve(GenerationRequest(model=FAMILY.card.name, prompt="any"), FAMILY.card, random.Random(0))
+
+    with pytest.raises(Unmeasured, match="its family, 'shapes', does not say them"):
+        plan(FAMILY, request)

@@ -150,4 +150,6 @@ def _same_bytes(planned: JobPlan, found: Ran) -> None:
     assert made.keys() == kinds.keys()
     for key, steps in made.items():
         stored = [sum(ref.nbytes for name, ref in step.tensors.items() if name not in step.derived) for step in steps]
-        assert (len(steps), sum(stored)) == (kinds[key].steps, kinds[key].stored_bytes), key
+        kind = kinds[key]
+        assert (len(steps), sum(stored)) == (kind.steps, kind.stored_bytes), key
+        assert max(stored) == kind.step_bytes + kind.snapshot_bytes, key
