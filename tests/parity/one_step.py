@@ -74,7 +74,12 @@ def fork(address: str, told: Path) -> int:
         return child
 
     def executor(
-        models: Mapping[str, Loaded], blobs: BlobStore, extensions: Sequence[str] = (), *, stores: bool = True
+        models: Mapping[str, Loaded],
+        blobs: BlobStore,
+        extensions: Sequence[str] = (),
+        *,
+        stores: bool = True,
+        device: str = "cpu",
     ) -> Executor:
         return OneStep(models, blobs, told)
 
@@ -127,7 +132,7 @@ class OneStepWorkers:
 @contextmanager
 def one_step_workers(data: Path, address: str, **settings: object) -> Iterator[OneStepWorkers]:
     command = [sys.executable, "-m", "tests.parity.one_step", str(data), address]
-    own = environment({"data": data, "threads": 1} | settings)
+    own = environment({"data": data, "device": "cpu", "threads": 1} | settings)
     with subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
         yield OneStepWorkers(data, forks)
 
