@@ -52,8 +52,7 @@ class Jobs:
         """Accept a job; answered once it is durable. The same Idempotency-Key and body give the same job."""
         key = idempotency_key(request)
         asked = await body(request, schema.JobRequest, limit=self._submit_limit)
-        loras, given = await anyio.to_thread.run_sync(read_loras, asked.loras)
-        given |= await self._given(asked)
+        loras, given = await anyio.to_thread.run_sync(self._given, asked)
         job = await self._client.submit(asked.generation(loras), key, given)
         return Json(self._shown(job), 202, {"location": present.location(job.id)})
 
@@ -95,14 +94,18 @@ class Jobs:
         """Every completed step's tensors, by digest."""
         return Json([present.checkpoint(step) for step in await self._client.checkpoints(job_id(request))])
 
-    async def _given(self, asked: schema.JobRequest) -> dict[str, Given]:
-        """Raises InvalidRequest. An image that the model does not take is not even decoded."""
+    def _given(self, asked: schema.JobRequest) -> tuple[tuple[Lora, ...], dict[str, Given]]:
+        """What comes along. It may be large: not for the event loop. Raises InvalidRequest."""
+        loras, given = read_loras(asked.loras)
+        return loras, given | self._read_image(asked)
+
+    def _read_image(self, asked: schema.JobRequest) -> dict[str, Given]:
+        """One that the model does not take is not even decoded."""
         if asked.image is None or asked.model not in self._named:
             return {}
         if not takes_image(card := self._named[asked.model]):
             check_inputs((IMAGE,), card)
-        data = encoded(IMAGE, asked.image)
-        return {IMAGE: await anyio.to_thread.run_sync(picture, IMAGE, data)}
+        return {IMAGE: picture(IMAGE, encoded(IMAGE, asked.image))}
 
     def _shown(self, job: Job) -> schema.Job:
         return present.job(job, self._cards, self._client.held_up(job))

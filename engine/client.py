@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -11,20 +12,18 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import lora, registry
+from cards import registry
 from cards.card import ModelCard
-from cards.errors import InvalidRequest
-from cards.given import Given, check_inputs
-from cards.request import GenerationRequest, RequestChanges, ResolvedRequest, resolve
-from cards.wire import INLINE_LIMIT, ArtifactRef, TensorRef
-from engine import bundle, continuing, course, fork, statistics, verbs
+from cards.given import Given
+from cards.request import GenerationRequest, RequestChanges
+from cards.wire import ArtifactRef, TensorRef
+from engine import bundle, course, fork, statistics, verbs
 from engine import events as facts
 from engine.actor import Saved, new_stream, replay, restore, stream
 from engine.cancel import Outcome
 from engine.clock import Clock
 from engine.collect import Collected, Retention, collect
 from engine.contents import Contents
-from engine.continuing import Earlier
 from engine.desk import Desk
 from engine.engine import Engine
 from engine.errors import (
@@ -37,7 +36,8 @@ from engine.errors import (
     StoreTrouble,
     WorkerNotFound,
 )
-from engine.events import JobEvent, JobForked, JobSubmitted, NoticeGiven
+from engine.events import JobEvent, JobForked, JobSubmitted
+from engine.intake import Aside, Intake, in_a_thread
 from engine.job import Job
 from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
@@ -71,7 +71,7 @@ class StepTensors(Struct, frozen=True):
 
 
 class Client:
-    """`ids` names new jobs, `chance` draws the seeds that callers leave out."""
+    """`ids` names new jobs, `chance` draws the seeds that callers leave out, `aside` is where requests are checked."""
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Client:
         chance: random.Random,
         stall_s: float = 120.0,
         retention: Retention = KEEP_ALL_JOBS,
+        aside: Aside = in_a_thread,
     ) -> None:
         self._engine = engine
         self._journal = journal
@@ -95,7 +96,8 @@ class Client:
         pin, unpin, move_away."""
         self._clock = clock
         self._ids = ids
-        self._chance = chance
+        self._aside = aside
+        self._intake = Intake(self._contents, blobs, engine.identities, find=self.job, chance=chance, aside=aside)
         self._stall_s = stall_s
         self._retention = retention
 
@@ -113,19 +115,17 @@ class Client:
         if self._engine.draining:
             raise Draining
         family = registry.find(self._engine.registry, request.model)
-        resolved, taken = await self._resolve(request, family.card, given)
-        lora.check_files(resolved.loras, given, family)
+        checked = await self._intake.check(request, family, given)
         submitted = JobSubmitted(
             job=self._ids(),
-            request=resolved,
+            request=checked.request,
             model=self._engine.identities[family.card.name],
             submitted_at=self._clock.now(),
-            inputs={name: one.ref for name, one in given.items()} | taken,
+            inputs=checked.inputs,
         )
-        notices = [NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(resolved)]
-        events: list[JobEvent] = [submitted, *notices]
+        events: list[JobEvent] = [submitted, *checked.notices]
         asked = (request, submitted.inputs) if given else request
-        return await self._accept(events, Saved(replay(events), None), key, asked, await self._store(given))
+        return await self._accept(events, Saved(replay(events), None), key, asked, await self._intake.store(given))
 
     async def fork(self, job_id: str, at_step: int, changes: RequestChanges = AS_IT_IS, key: str | None = None) -> Job:
         """A new job that shares a job's first `at_step` steps and goes on from there with what `changes` sets.
@@ -138,11 +138,12 @@ class Client:
         log = await self._past.read(job_id)
         walked = await self._past.at(log, at_step, "at_step")
         family = self._past.family(log.job)
+        changed = await self._aside(partial(fork.change, walked, changes, family))
         events = fork.log(
             log.events,
             replace(log.submitted, job=self._ids(), submitted_at=self._clock.now()),
             JobForked(parent=job_id, at_step=at_step, changes=changes),
-            fork.change(walked, changes, family),
+            changed,
             ended=fork.ended(walked.job, family),
             engine=self._engine.settings.name,
         )
@@ -348,48 +349,6 @@ class Client:
 
     def statistics(self) -> EngineStatistics:
         return statistics.statistics(self._engine)
-
-    async def _resolve(
-        self, request: GenerationRequest, card: ModelCard, given: Mapping[str, Given]
-    ) -> tuple[ResolvedRequest, dict[str, TensorRef]]:
-        """The request with nothing left open, and what it takes of a job that it continues.
-
-        Raises InvalidRequest, StoreTrouble.
-        """
-        if request.continues is None:
-            check_inputs(given, card)
-            return resolve(request, card, self._chance), {}
-        earlier = await self._earlier(request.continues, card)
-        check_inputs({*given, *continuing.names(card)}, card)
-        resolved = resolve(earlier.fill(request), card, self._chance)
-        earlier.check(resolved, card)
-        return resolved, earlier.inputs
-
-    async def _earlier(self, job_id: str, card: ModelCard) -> Earlier:
-        """A job to go on from; its outputs stay until somebody refers to them. Raises InvalidRequest, StoreTrouble."""
-        try:
-            job = await self.job(job_id)
-        except JobNotFound as error:
-            raise InvalidRequest(continuing.FIELD, f"{error}; give the id of one that is completed") from error
-        found = continuing.earlier(job, card, self._engine.identities[card.name])
-        try:
-            gone = await self._contents.keep([ref.digest for ref in found.inputs.values()])
-        except StoreError as error:
-            raise StoreTrouble(str(error)) from error
-        if gone:
-            raise InvalidRequest(continuing.FIELD, f"what job {job_id} has left is no longer stored; run it again")
-        return found
-
-    async def _store(self, given: Mapping[str, Given]) -> tuple[Blob, ...]:
-        """Keep the large ones; the small ones are part of the append that makes the job. Raises StoreTrouble."""
-        small = tuple(Blob(one.ref.digest, one.data) for one in given.values() if len(one.data) <= INLINE_LIMIT)
-        large = [one.data for one in given.values() if len(one.data) > INLINE_LIMIT]
-        try:
-            for data in large:
-                await anyio.to_thread.run_sync(self._blobs.put, data)
-        except StoreError as error:
-            raise StoreTrouble(str(error)) from error
-        return small
 
     async def _accept(
         self, events: Sequence[JobEvent], saved: Saved, key: str | None, asked: object, blobs: tuple[Blob, ...] = ()

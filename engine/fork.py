@@ -60,8 +60,12 @@ def change(walked: Walked, changes: RequestChanges, family: Family) -> RequestCh
     if ended(job, family):
         raise InvalidRequest(next(iter(changes.fields)), "all steps are done there; fork at an earlier one")
     continuing.check_fork(job.request, request, family.card)
-    notices = tuple(NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(request))
-    return RequestChanged(request=request, route=_route(walked, family, request), notices=notices)
+    return RequestChanged(request=request, route=_route(walked, family, request), notices=notices(request, family))
+
+
+def notices(request: ResolvedRequest, family: Family) -> tuple[NoticeGiven, ...]:
+    """Raises InvalidRequest."""
+    return tuple(NoticeGiven(code=n.code, field=n.field, message=n.message) for n in family.notices(request))
 
 
 def _route(walked: Walked, family: Family, request: ResolvedRequest) -> tuple[Stage, ...]:

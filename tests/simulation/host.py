@@ -45,6 +45,11 @@ class SimClock:
         await anyio.sleep(seconds)
 
 
+async def at_once(work: Callable[[], T], /) -> T:
+    """In place of a thread, which runs when it likes."""
+    return work()
+
+
 class Process:
     """One life of an engine, with the handlers of those who ask it something."""
 
@@ -72,6 +77,7 @@ class Process:
             host.clock,
             ids=world.next_job_id,
             chance=random.Random(1),
+            aside=at_once,
         )
 
     async def live(self) -> None:
