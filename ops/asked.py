@@ -8,7 +8,8 @@ from typing import Any
 from ops import loras
 from ops.errors import BadSettings
 
-FIELDS = ("prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames")
+FIELDS = ("prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames", "continues")
+"""Of a request, those that a flag has as they are."""
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,11 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora", action="append", default=[], metavar="FILE:STRENGTH", help="a LoRA; may be given repeatedly"
     )
+    parser.add_argument("--continues", metavar="JOB", help="a completed job, whose clip this one's begins with")
+    parser.add_argument(
+        "--interceptor", type=_threshold, action="append", default=[], metavar="NAME=THRESHOLD",
+        help="one that the model has enabled",
+    )  # fmt: skip
 
 
 def request(arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
@@ -31,6 +37,8 @@ def request(arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
     asked = {name: value for name, value in given if value is not None}
     if arguments.lora:
         asked["loras"] = loras.read(arguments.lora)
+    if arguments.interceptor:
+        asked["interceptors"] = dict(arguments.interceptor)
     _check(asked)
     return asked
 
@@ -42,6 +50,17 @@ def image(arguments: argparse.Namespace) -> bytes | None:
         return None if file is None else file.read_bytes()
     except OSError as error:
         raise BadSettings(f"image: cannot read {file}: {error.strerror}") from error
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        threshold = float(number)
+    except ValueError:
+        threshold = math.nan
+    if not name.isidentifier() or not math.isfinite(threshold):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=THRESHOLD, such as step_skip=0.1")
+    return name, threshold
 
 
 def _check(request: dict[str, Any]) -> None:

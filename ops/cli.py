@@ -3,7 +3,6 @@
 import argparse
 import functools
 import logging
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -78,11 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--model", default="shapes")
     asked.flags(generate)
     generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
-    generate.add_argument("--continues", metavar="JOB", help="a completed job, whose clip this one's begins with")
-    generate.add_argument(
-        "--interceptor", type=_threshold, action="append", default=[], metavar="NAME=THRESHOLD",
-        help="one that the model has enabled",
-    )  # fmt: skip
     generate.add_argument(
         "--out", type=Path, metavar="FILE", help="what else is made goes beside it (default out/clip with its suffix)"
     )
@@ -112,9 +106,7 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     settings = replace(settings_from(arguments), port=0)  # whoever serves on a port of note is not in our way
     logging.getLogger().setLevel(logging.ERROR)  # the progress bar says what a person wants to know
-    request = asked.request(arguments, "model", "preview_every", "continues")
-    if arguments.interceptor:
-        request["interceptors"] = dict(arguments.interceptor)
+    request = asked.request(arguments, "model", "preview_every")
     image = asked.image(arguments)
     make = functools.partial(generate, request, arguments.out, settings, arguments.server, image)
     try:
@@ -124,17 +116,6 @@ def _generate(arguments: argparse.Namespace) -> None:
         raise
     for path in files:
         print(path)
-
-
-def _threshold(text: str) -> tuple[str, float]:
-    name, _, number = text.partition("=")
-    try:
-        threshold = float(number)
-    except ValueError:
-        threshold = math.nan
-    if not name.isidentifier() or not math.isfinite(threshold):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=THRESHOLD, such as step_skip=0.1")
-    return name, threshold
 
 
 def _worker(arguments: argparse.Namespace) -> None:

@@ -217,8 +217,8 @@ def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
     """Raises InvalidRequest for what the model does not make, Unmeasured."""
     model = models.named(settings, arguments.name)
     _, family = _looked_at(settings, model)
-    asked = {name: getattr(arguments, name) for name in ("size", "frames", "steps", "guidance")}
-    request = resolve(GenerationRequest(model=model.name, prompt="any", seed=0, **asked), family.card, random.Random())
+    chosen = {name: getattr(arguments, name) for name in ("size", "frames", "steps", "guidance")}
+    request = resolve(GenerationRequest(model=model.name, prompt="any", seed=0, **chosen), family.card, random.Random())
     shown = plan_shown.job(model.name, request, plan(family, request), arguments.tflops)
     if arguments.json:
         show_json(shown)

@@ -12,7 +12,6 @@ from torch import Tensor
 from cards import canvas
 from cards.card import ModelCard, Precision
 from cards.checkpoint import Checkpoint
-from cards.errors import NoReference
 from cards.reference import at, parts
 from cards.request import ResolvedRequest
 from cards.sampling import noise, noise_seed
@@ -34,10 +33,8 @@ def outputs(
 ) -> dict[str, Tensor]:
     """What each step leaves of a chunk (1, C, F, H, W), and the frames of each, uint8 (T, H', W', 3).
 
-    Raises NoReference for a clip that goes on from another: it is that of one job.
+    Of a clip that goes on from another the same as a whole, without single steps: the job has fewer.
     """
-    if request.continues:
-        raise NoReference(request.model, "a clip is rolled out as a whole; leave out continues")
     assert card.output.canvas
     made = pipeline(checkpoint, precision, request, {})
     width, height, frames = canvas.pixels(request, card.output)
@@ -45,9 +42,11 @@ def outputs(
     shape = (1, made.transformer.config.in_channels, CHUNK, height // space, width // space)
     chunks = ((frames - 1) // time + 1) // CHUNK
     with torch.inference_mode():
-        kept, clean = _rollout(made, request, shape, chunks, window, sink)
+        steps, clean = _rollout(made, request, shape, chunks, window, sink)
         clip = decoded(made, torch.cat(clean, dim=2))
-    return kept | dict(parts("rollout.frames", clip, card.output.canvas))
+    latents = {f"rollout.latent/{chunk}": latent for chunk, latent in enumerate(clean)}
+    whole = latents | dict(parts("rollout.frames", clip, card.output.canvas))
+    return whole if request.continues else steps | whole
 
 
 def _rollout(
@@ -70,7 +69,6 @@ def _rollout(
                 level, again = SIGMAS[index + 1], _drawn(shape, request.seed, chunk, index + 1).to(x.dtype)
                 x = ((1 - level) * x0.float() + level * again.float()).to(x.dtype)
                 kept[at("rollout.x", STEPS * chunk + index)] = x
-        kept[f"rollout.latent/{chunk}"] = x0
         clean.append(x0)
         transformer(x0, torch.zeros(1), text, return_dict=False)
         cached += _by_frame([one.made for one in processors])

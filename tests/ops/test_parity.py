@@ -35,6 +35,7 @@ CARDS: dict[str, tuple[tuple[object, ...], str, set[str]]] = {
     "shapes": (("--steps", 3), "training.shapes.sample", LATENTS | {f"decode.frames/{n}" for n in range(6)}),
     "wan": (CLIP, "diffusers.WanPipeline", LATENTS | FRAMES),
     "flow": (CLIP, "diffusers.WanPipeline at the noise levels of Wan's own", LATENTS | FRAMES),
+    "cached": ((*CLIP, "--interceptor", "block_cache=0.1"), "diffusers.WanPipeline", LATENTS | FRAMES),
     "i2v": (CLIP, "diffusers.WanImageToVideoPipeline", LATENTS | FRAMES),
     "a14b": (CLIP, "diffusers.WanPipeline", LATENTS | FRAMES),
     "i2v-a14b": (CLIP, "diffusers.WanImageToVideoPipeline", LATENTS | FRAMES),
@@ -59,6 +60,7 @@ def registered() -> tuple[Model, ...]:
     return (
         Model(name="wan", folder=str(tiny.wan()), **half),
         Model(name="flow", folder=str(tiny.wan()), options={"solver": "flow_unipc"}),
+        Model(name="cached", folder=str(tiny.wan()), options={"interceptor": "block_cache"}),
         Model(name="i2v", folder=str(tiny_wan.from_image())),
         Model(name="a14b", folder=str(tiny_wan.experts()), **half),
         Model(name="i2v-a14b", folder=str(tiny_wan.experts_from_image())),
@@ -127,6 +129,20 @@ def test_loras_are_a_part_of_what_is_measured(engine: Engine, tmp_path: Path) ->
     assert ran.code == 0, ran.err
     [found] = in_the_log(engine.data, "wan")
     assert (found.rung, [one.strength for one in found.request.loras]) == ("C1", [0.5])
+
+
+@pytest.mark.slow
+def test_a_clip_that_goes_on_from_another_is_held_to_the_whole_one(engine: Engine) -> None:
+    asked = ("causal", *ASKED, "--size", "32x16")
+    assert engine.models("parity", *asked, "--frames", 9).code == 0
+    [short] = in_the_log(engine.data, "causal")
+
+    ran = engine.models("parity", *asked, "--frames", 21, "--continues", short.job)
+
+    assert ran.code == 0, ran.err
+    _, whole = in_the_log(engine.data, "causal")
+    assert (whole.rung, whole.request.continues) == ("C1", short.job)
+    assert whole.outputs.keys() == {f"rollout.{name}/{chunk}" for name in ("latent", "frames") for chunk in range(2)}
 
 
 @pytest.mark.slow

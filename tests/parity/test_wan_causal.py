@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from cards.errors import InvalidCard, InvalidRequest, NoReference
+from cards.errors import InvalidCard, InvalidRequest
 from cards.family import Components, Family
 from cards.request import GenerationRequest, RequestChanges
 from cards.wan_causal.forward import forward
@@ -148,8 +148,9 @@ async def test_a_clip_that_is_continued_is_the_one_that_was_rolled_out_at_once(o
         assert made.job.artifacts["video.mp4"] == whole.job.artifacts["video.mp4"]
     assert direct.job.artifacts.keys() == whole.job.artifacts.keys() - {"segment-000.mp4"}
     assert direct.job.artifacts.items() <= whole.job.artifacts.items()
-    with pytest.raises(NoReference, match="a clip is rolled out as a whole; leave out continues"):
-        expected(causal(**options), direct.job)
+    plain = expected(causal(**options), direct.job)
+    assert direct.of(plain) == plain
+    assert plain.keys() == {f"rollout.{name}/{chunk}" for name in ("latent", "frames") for chunk in range(CHUNKS)}
 
 
 async def test_a_continued_clip_goes_on_on_a_new_worker() -> None:
