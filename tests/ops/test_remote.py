@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from ops.errors import JobEnded, NoEngine, OpsError
-from ops.generate import _save, _unfinished
+from ops.generate import _save, unfinished
 from ops.remote import Remote, connect
 from ops.settings import Settings
 from ops.whereabouts import Whereabouts, announced, running_engine
@@ -141,7 +141,7 @@ async def test_generate_goes_on_with_the_job_that_the_same_words_began(
     first = {"id": "first", "status": "queued", "prompt": "a", "seed": 1}
     second = {"id": "second", "status": "running", "prompt": "a", "seed": 2}
     async with server(jobs(first, second)) as remote:
-        found = await _unfinished(remote, request_)
+        found = await unfinished(remote, request_)
 
     assert (found and found["id"]) == expected
 
