@@ -1,6 +1,6 @@
 """Every card at once: jobs that take turns, that move between stores, and that go on under other numerics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,19 @@ OTHERS: tuple[dict[str, Any], ...] = ({"seed": 4, "prompt": "a dog"}, {"seed": 5
 """What else each model is asked for, while it is asked for that of `REQUESTS`."""
 
 
+async def begin(running: Running, jobs: Iterable[str]) -> SimWorker:
+    """A worker joins once all jobs are there for it, so that they take turns."""
+    await running.until(lambda: running.engine.ledger.actors.keys() >= {*jobs})
+    running.add_worker()
+    return running.workers[-1]
+
+
 async def test_jobs_of_all_cards_that_take_turns_make_the_bits_of_those_alone(unbroken: dict[str, Digests]) -> None:
     async with world().engine() as running:
         others = [await alone(running, model, **changes) for changes in OTHERS for model in REQUESTS]
-    async with world().engine() as running:
+    async with world().engine(workers=0) as running:
         jobs = [await submit(running, model, **changes) for changes in ({}, *OTHERS) for model in REQUESTS]
+        await begin(running, jobs)
         together = [(await ended(running, job)).steps for job in jobs]
         order = [unit.id.job for unit in running.workers[0].ran]
 
@@ -82,9 +90,9 @@ async def test_jobs_disturb_each_other_through_a_cache_on_a_module(model: str) -
                 made.append(await alone(running, model, **changes))
         return made
 
-    async with world(names=[model]).engine() as running:
-        with_caches(running.workers[0])
+    async with world(names=[model]).engine(workers=0) as running:
         jobs = [await submit(running, model, **changes) for changes in requests]
+        with_caches(await begin(running, jobs))
         together = [(await ended(running, job)).steps for job in jobs]
 
     by_themselves = await alone_with_cache()
@@ -93,10 +101,8 @@ async def test_jobs_disturb_each_other_through_a_cache_on_a_module(model: str) -
 
 
 async def hold(running: Running, jobs: dict[str, str], units: int) -> None:
-    """A worker joins once all jobs are there for it, and stands still in a step."""
-    await running.until(lambda: running.engine.ledger.actors.keys() >= {*jobs.values()})
-    running.add_worker()
-    worker = running.workers[-1]
+    """A worker stands still in a step."""
+    worker = await begin(running, jobs.values())
     worker.hold_at = units
     await running.until(lambda: worker.gate is not None)
 
