@@ -6,7 +6,7 @@ config and, if it has weights, safetensors files.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -20,6 +20,12 @@ from cards.errors import BadCheckpoint
 log = logging.getLogger("keyframe.cards")
 
 INDEX = "model_index.json"
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
+"""What a tokenizer makes of words is in one of these."""
+
+WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Processor", "ProcessorFast")
+"""How the classes end that are configured and have no weights, beside schedulers."""
+
 CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 STEMS = ("diffusion_pytorch_model", "model")
 """Of the files of a part's main variant: others, such as `model.fp16`, are loaded by nobody here."""
@@ -198,6 +204,20 @@ def _beside(root: Path, pipeline: str, index: Mapping[str, Any]) -> Iterator[tup
             yield name, (library, str(_json(config).get("_class_name")))
 
 
+def _missing(class_name: str, folder: Path, weights: Sequence[Path]) -> str:
+    """What of a part is not there, in words."""
+    is_model = not class_name.endswith(WITHOUT_WEIGHTS)
+    if "Tokenizer" in class_name and not any(next(folder.glob(name), None) for name in VOCABULARIES):
+        return f"has no vocabulary: one of {', '.join(VOCABULARIES)}"
+    if not weights and not any((folder / config).is_file() for config in CONFIGS):
+        return "has neither a config nor weights"
+    if not weights and is_model and (folder / "config.json").is_file():
+        return "has a config and no safetensors"
+    if weights and not (folder / "config.json").is_file():
+        return "has weights and no config.json"
+    return ""
+
+
 def _part(name: str, library: str, class_name: str, folder: Path) -> Part:
     if not folder.is_dir():
         raise BadCheckpoint(folder, f"{name}: there is no folder {folder.name}")
@@ -207,10 +227,8 @@ def _part(name: str, library: str, class_name: str, folder: Path) -> Part:
     if not weights and (pickled := [file.name for file in folder.iterdir() if file.suffix in PICKLED]):
         problem = f"{name}: {folder.name} has no safetensors, only {', '.join(sorted(pickled))}; save it as safetensors"
         raise BadCheckpoint(folder, problem)
-    if not weights and not any((folder / config).is_file() for config in CONFIGS):
-        raise BadCheckpoint(folder, f"{name}: {folder.name} has neither a config nor weights")
-    if not weights and (folder / "config.json").is_file() and library != "transformers":
-        raise BadCheckpoint(folder, f"{name}: {folder.name} has a config and no safetensors")
+    if missing := _missing(class_name, folder, weights):
+        raise BadCheckpoint(folder, f"{name}: {folder.name} {missing}")
     return Part(
         name=name,
         library=library,

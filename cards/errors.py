@@ -52,6 +52,7 @@ class NoFamily(CardError):
 class BadCheckpoint(CardError):
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
+        self.path = path
         self.problem = problem
 
 

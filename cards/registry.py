@@ -27,6 +27,9 @@ PIPELINES = {
 
 Registry = Mapping[str, Family]
 
+UNFIT = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError)
+"""What reckoning with a value raises that is not of the kind or size that it should be."""
+
 
 def load(modules: Iterable[str] = DEFAULT_FAMILIES, models: Iterable[Model] = ()) -> Registry:
     """Import the families and check their cards, before any device is touched.
@@ -58,7 +61,12 @@ def open_model(model: Model) -> Family:
 def family_of(model: Model, found: Checkpoint) -> Family:
     if found.pipeline not in PIPELINES:
         raise BadCheckpoint(model.root, f"{found.pipeline} is of no family here; there are {', '.join(PIPELINES)}")
-    family: Family = import_module(PIPELINES[found.pipeline]).open(model, found)
+    module = import_module(PIPELINES[found.pipeline])
+    try:
+        family: Family = module.open(model, found)
+    except UNFIT as error:  # a config is somebody else's file: any value may be of any type
+        problem = f"a value in its configs is of no use to {found.pipeline}: {type(error).__name__}: {error}"
+        raise BadCheckpoint(model.root, problem) from error
     return family
 
 

@@ -86,3 +86,6 @@ def sizes_of(family: Family, request: ResolvedRequest) -> Mapping[str, LoopSizes
         raise Unmeasured(
             family.card.name, f"a config of its checkpoint has no {error}, which save_pretrained writes"
         ) from error
+    except (TypeError, ValueError, IndexError, ArithmeticError, AttributeError, MemoryError) as error:
+        problem = f"a value in a config of its checkpoint is of no use: {type(error).__name__}: {error}"
+        raise Unmeasured(family.card.name, problem) from error

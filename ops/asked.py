@@ -68,5 +68,5 @@ def _check(request: dict[str, Any]) -> None:
     for name, value in request.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise BadSettings(f"{name}: {value} is no number that a request can have")
-        if isinstance(value, str) and not value.isascii() and "\udc80" <= max(value) <= "\udfff":
+        if isinstance(value, str) and any("\udc80" <= letter <= "\udcff" for letter in value):
             raise BadSettings(f"{name}: is not valid UTF-8")

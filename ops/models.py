@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from cards import registry
+from cards.errors import BadCheckpoint
 from cards.model import Model
 from cards.registry import Registry
 from ops.errors import BadSettings, OpsError
@@ -36,7 +37,13 @@ def read_models(settings: Settings) -> Models:
 
 def families_of(settings: Settings) -> Registry:
     """All that this engine may serve. Raises NoFamily, InvalidCard, BadCheckpoint, BadSettings."""
-    return registry.load(settings.families, read_models(settings))
+    models = read_models(settings)
+    try:
+        return registry.load(settings.families, models)
+    except BadCheckpoint as error:
+        whose = [model.name for model in models if model.folder and model.root in (error.path, *error.path.parents)]
+        remedy = f"; it is registered as {whose[0]}: restore it, or engine models remove {whose[0]}" if whose else ""
+        raise BadCheckpoint(error.path, f"{error.problem}{remedy}") from error
 
 
 def models_file(settings: Settings) -> Path:
@@ -63,11 +70,17 @@ def check_name(settings: Settings, name: str, *, replace: bool) -> None:
 
 
 def put(settings: Settings, model: Model, *, replace: bool) -> None:
-    """Raises BadSettings if the name has been taken meanwhile, OpsError if nothing can be written."""
+    """Raises BadSettings if the name has been taken meanwhile, OpsError if nothing can be written, and CardError for a
+    stage that a workflow has no use for.
+    """
 
     def added(models: Models) -> Models:
         check_name(settings, model.name, replace=replace)
-        return (*(other for other in models if other.name != model.name), model)
+        there = (*(other for other in models if other.name != model.name), model)
+        for using in _users(there, model.name):  # a workflow that could not be opened any more would stop the engine
+            stages = [stage for stage in there if stage.name in using.options.values()]
+            registry.load((), (*stages, using))
+        return there
 
     _change(settings, added)
 
@@ -78,12 +91,18 @@ def remove(settings: Settings, name: str) -> Model:
 
     def without(models: Models) -> Models:
         gone.append(named(settings, name))
-        if using := [other.name for other in models if other.is_workflow and name in other.options.values()]:
-            raise BadSettings(f"name: {name!r} is a stage of {', '.join(using)}; remove that first")
+        if using := _users(models, name):
+            named_so = ", ".join(other.name for other in using)
+            raise BadSettings(f"name: {name!r} is a stage of {named_so}; remove that first")
         return tuple(other for other in models if other.name != name)
 
     _change(settings, without)
     return gone[0]
+
+
+def _users(models: Models, name: str) -> list[Model]:
+    """The workflows that it is a stage of."""
+    return [other for other in models if other.is_workflow and name in other.options.values()]
 
 
 def _change(settings: Settings, change: Callable[[Models], Models]) -> None:

@@ -104,6 +104,10 @@ def _command(group: Any, name: str, run: Run, what: str) -> argparse.ArgumentPar
 def _add(arguments: argparse.Namespace, settings: Settings) -> None:
     models.check_name(settings, arguments.name, replace=arguments.replace)
     if arguments.folder is None:
+        if arguments.precision:
+            raise BadSettings("precision: a workflow has that of its stages; leave it out, or name a DIR")
+        if not arguments.option:
+            raise BadSettings("DIR: name a checkpoint directory, or the stages of a workflow by --option")
         _add_workflow(arguments, settings)
         return
     model = Model(

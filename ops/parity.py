@@ -64,7 +64,7 @@ def _read(model: str, asked: Mapping[str, Any], image: bytes | None) -> tuple[Ge
 
 async def _run(settings: Settings, request: GenerationRequest, given: Mapping[str, Given]) -> tuple[Job, Digests]:
     """A job to its end, and all that it made. Raises JobEnded."""
-    async with running(replace(settings, port=0)) as serving:
+    async with running(replace(settings, port=0, device="cpu")) as serving:  # as the reference is
         client = serving.client
         job = await client.submit(request, given=given)
         async for _ in client.watch(job.id):

@@ -128,6 +128,8 @@ def write(folder: Path, modules: Modules, pipeline: tuple[str, str, Mapping[str,
         (folder / part).mkdir()
         index[part] = ["transformers" if part == "tokenizer" else "diffusers", kind]
         (folder / part / f"{part}_config.json").write_text("{}")
+        if part == "tokenizer":
+            (folder / part / "vocab.json").write_text("{}")
     (folder / "model_index.json").write_text(json.dumps(index))
     return folder
 

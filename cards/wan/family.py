@@ -62,8 +62,10 @@ class Wan(OneCheckpoint):
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         canvas.check_sides(request, self.card.output, self._most_side)
         self._tokens.check("prompt", request.prompt)
+        if self._distilled:
+            return (*notices(request), *dmd.notices(request))
         self._tokens.check("negative_prompt", request.negative_prompt)
-        return (*notices(request), *(dmd.notices(request) if self._distilled else ()))
+        return notices(request)
 
     def modules(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the transformer, which LoRAs may change, with the shapes of their weights."""

@@ -32,6 +32,7 @@ def root(tmp_path: Path) -> Path:
     (root / "model_index.json").write_text(json.dumps(index))
     (root / "scheduler" / "scheduler_config.json").write_text("{}")
     (root / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    (root / "tokenizer" / "vocab.json").write_text("{}")
     (root / "transformer" / "config.json").write_text('{"num_layers": 2}')
     shards = {"a": "diffusion_pytorch_model-00001-of-00002.safetensors"}
     shards["b"] = shards["a"].replace("00001", "00002", 1)
@@ -62,6 +63,26 @@ def test_parts_are_read_with_their_sizes_and_precisions(root: Path) -> None:
     assert transformer.config() == {"num_layers": 2}
     assert found.settings == {"boundary_ratio": 0.5}
     assert found.parts["scheduler"].parameters == 0
+
+
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        ("tokenizer/vocab.json", "tokenizer: tokenizer has no vocabulary: one of tokenizer.json, *.model, vocab.json"),
+        ("transformer/config.json", "transformer: transformer has weights and no config.json"),
+        ("text_encoder/model.safetensors", "text_encoder: text_encoder has a config and no safetensors"),
+    ],
+)
+def test_a_part_that_has_lost_what_it_is_made_of_is_no_part(root: Path, gone: str, says: str) -> None:
+    (root / "text_encoder").mkdir()
+    (root / "text_encoder" / "config.json").write_text("{}")
+    safetensors(root / "text_encoder" / "model.safetensors", {"a": ("F32", [1])})
+    index = json.loads((root / "model_index.json").read_text())
+    (root / "model_index.json").write_text(json.dumps(index | {"text_encoder": ["transformers", "SomeEncoder"]}))
+    checkpoint.read(root)
+    (root / gone).unlink()
+
+    assert says in problem(root)
 
 
 def test_the_digest_is_of_the_content_and_not_of_the_place(root: Path, tmp_path: Path) -> None:

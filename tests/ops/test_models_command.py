@@ -1,5 +1,6 @@
 """`engine models`: registering, looking, checking, and what is refused with nothing changed."""
 
+import json
 import os
 import shutil
 import threading
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cards.errors import BadCheckpoint
 from cards.model import Model
 from engine.clock import WallClock
 from ops import models
@@ -15,7 +17,7 @@ from ops.doctor import examine
 from ops.errors import BadSettings
 from ops.settings import Settings
 from tests.ops.command import Engine
-from tests.parity import tiny
+from tests.parity import tiny, tiny_flux2, tiny_wan
 
 
 @pytest.fixture
@@ -123,6 +125,60 @@ def test_a_directory_that_is_not_whole_is_refused_with_all_that_is_missing(engin
     assert (ran.code, len(ran.err.splitlines()), engine.file) == (1, 1, None)
     assert "vae: vae has a config and no safetensors" in ran.err
     assert "tokenizer: there is no folder tokenizer" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("transformer/config.json", "patch_size", 2),
+        ("transformer/config.json", "rope_max_seq_len", "x"),
+        ("vae/config.json", "scale_factor_spatial", None),
+    ],
+)
+def test_a_value_of_a_config_that_is_of_no_use_is_told_in_a_line(
+    engine: Engine, checkpoint: Path, file: str, field: str, value: Any
+) -> None:
+    config = json.loads((checkpoint / file).read_text())
+    (checkpoint / file).write_text(json.dumps(config | {field: value}))
+
+    ran = engine.models("add", "wan", checkpoint)
+
+    assert (ran.code, len(ran.err.splitlines()), engine.file) == (1, 1, None)
+    assert "a value in its configs is of no use to WanPipeline" in ran.err
+
+
+def test_a_registered_model_that_is_not_whole_any_more_is_named(registered: Engine, checkpoint: Path) -> None:
+    (checkpoint / "vae" / "config.json").unlink()
+
+    with pytest.raises(BadCheckpoint, match="registered as wan: restore it, or engine models remove wan"):
+        models.families_of(Settings(data=registered.data))
+
+
+def test_a_stage_is_replaced_only_by_what_its_workflow_can_use(engine: Engine, checkpoint: Path) -> None:
+    picture, clip = tiny_flux2.flux2(), tiny_wan.from_image()
+    assert engine.models("add", "flux", picture).code == engine.models("add", "i2v", clip).code == 0
+    assert engine.models("add", "story", "--option", "picture=flux", "--option", "clip=i2v").code == 0
+    before = engine.file
+
+    refused = engine.models("add", "flux", checkpoint, "--replace")
+
+    assert (refused.code, engine.file) == (1, before)
+    assert "'story': options.picture: 'flux' is no model that can be it" in refused.err
+    assert engine.models("add", "flux", picture, "--precision", "bfloat16", "--replace").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--option", "picture=a", "--option", "clip=b", "--precision", "bfloat16"), "precision: a workflow has that"),
+        ((), "DIR: name a checkpoint directory, or the stages of a workflow by --option"),
+    ],
+)
+def test_what_a_workflow_cannot_have_is_refused(engine: Engine, words: tuple[str, ...], told: str) -> None:
+    ran = engine.models("add", "story", *words)
+
+    assert (ran.code, engine.file) == (2, None)
+    assert told in ran.err
 
 
 def test_a_pipeline_of_no_family_is_refused(engine: Engine, checkpoint: Path) -> None:

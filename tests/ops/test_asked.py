@@ -1,0 +1,19 @@
+"""What the flags of a command ask of a model."""
+
+import argparse
+
+import pytest
+
+from ops import asked
+from ops.errors import BadSettings
+
+
+@pytest.mark.parametrize("prompt", ["\udcff", "\udcff\U0001f600", "a\U0001f600\udc80"])
+def test_words_that_are_no_utf8_are_refused_whatever_else_is_in_them(prompt: str) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("prompt")
+    asked.flags(parser)
+
+    with pytest.raises(BadSettings, match="prompt: is not valid UTF-8"):
+        asked.request(parser.parse_args([prompt]))
+    assert asked.request(parser.parse_args(["a\U0001f600"])) == {"prompt": "a\U0001f600"}
