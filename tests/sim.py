@@ -9,7 +9,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -35,6 +35,7 @@ from cards.wire import (
 from engine.client import Client, StepTensors
 from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
+from engine.intake import Aside
 from engine.job import Job, State
 from engine.link import Arrived
 from ops.blobs import WorkerBlobs
@@ -134,6 +135,9 @@ class CrashingJournal:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._disk, name)
+
+
+T = TypeVar("T")
 
 
 class SimClock:
@@ -331,6 +335,11 @@ class Running(Struct):
                 await anyio.sleep(0.001)
 
 
+async def at_once(work: Callable[[], T], /) -> T:
+    """In place of a thread, which runs when it likes."""
+    return work()
+
+
 class World:
     """What outlives an engine: the journal and the blobs."""
 
@@ -342,6 +351,7 @@ class World:
         extensions: Sequence[str] = (),
     ) -> None:
         self.extensions = extensions
+        self.aside: Aside = at_once
         self.journal: Journal = journal or MemoryJournal()
         self.blobs = MemoryBlobs()
         self.families = families
@@ -388,6 +398,7 @@ class World:
             self.clock,
             ids=lambda: f"job-{next(self._ids):04d}",
             chance=random.Random(7),
+            aside=self.aside,
         )
         async with anyio.create_task_group() as tasks:
             running = Running(engine=engine, client=client, link=link, tasks=tasks, workers=[], world=self)

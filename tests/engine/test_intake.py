@@ -10,6 +10,7 @@ import pytest
 from cards.family import Notice
 from cards.request import RequestChanges, ResolvedRequest
 from engine.client import Client
+from engine.intake import in_a_thread
 from engine.job import Job, State
 from tests.sim import World, request
 from tests.toy import ToyFamily
@@ -45,7 +46,9 @@ async def fork(client: Client, job: str) -> Job:
 @pytest.mark.parametrize("ask", [submit, fork])
 async def test_an_engine_goes_on_while_a_request_is_checked(ask: Callable[[Client, str], Awaitable[Job]]) -> None:
     family, asked = Slow(), list[Job]()
-    async with World(families=(family,)).engine() as running:
+    world = World(families=(family,))
+    world.aside = in_a_thread
+    async with world.engine() as running:
         job = await running.ended((await running.client.submit(request())).id)
         open_one = await running.client.submit(request())
         family.slow = True

@@ -14,6 +14,7 @@ from cards.wire import Hello
 from engine.client import Client
 from engine.engine import Engine
 from engine.errors import EngineError
+from tests.sim import at_once
 from tests.simulation.disk import SimJournal
 from tests.simulation.link import Router
 from tests.simulation.worker import SimWorker
@@ -43,11 +44,6 @@ class SimClock:
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
-
-
-async def at_once(work: Callable[[], T], /) -> T:
-    """In place of a thread, which runs when it likes."""
-    return work()
 
 
 class Process:
