@@ -240,12 +240,15 @@ async def test_jobs_of_a_backup_go_on_in_another_database_to_the_same_bits(
     file = tmp_path / "backup.tar"
     async with engine(here) as running:
         done = await ended(running, 1, BIG)
+        worker = running.workers[0]
+        worker.hold_at = len(worker.ran) + 20
         going_on = await running.client.submit(request(BIG, seed=2, steps=60))
-        await running.until(lambda: len(running.workers[0].ran) > 20)
+        await running.until(lambda: worker.gate is not None)
 
         saved = await admin(here, "db", "backup", file, "--json")
 
         assert saved.code == 0, saved.err
+        worker.open()
         await running.ended(going_on.id)
         expected = [digests(await running.client.checkpoints(job)) for job in (done, going_on.id)]
     restored = await admin(there, "db", "restore", file, "--json")
