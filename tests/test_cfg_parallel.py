@@ -83,6 +83,7 @@ def test_a_rank_that_is_lost_in_a_step_costs_its_pool_and_no_job(
     ("wish", "kind", "message"),
     [
         ("far_fail=2", "error", "ValueError: asked to fail"),
+        ("near_fail=2", "error", "ValueError: asked to fail"),
         ("far_oom=2", "oom", "MemoryError: asked to run out of memory"),
     ],
 )

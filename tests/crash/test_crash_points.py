@@ -17,10 +17,10 @@ from tests.crash.broken import BREAKS
 from tests.crash.scenarios import ON_FILES, ON_POSTGRES, WORK_ON_FILES, WORK_ON_POSTGRES
 from tests.crash.watch_sqlite import Unsupported, sqlite_library
 
-SAMPLE = 5
+SAMPLE = 7
 """Kills and power cuts of each scenario, spread evenly; `make crash` tries all."""
 
-SAMPLE_OF_WORK = 2
+SAMPLE_OF_WORK = 3
 """The same of the scenarios that run an engine, which take longer. On files `make crash` alone tries most of them."""
 
 SAMPLE_OF_BROKEN = 12
