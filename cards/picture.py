@@ -3,6 +3,7 @@
 A family of that kind has a `Picture` with what is its own, and step bodies by the names of the loops.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,7 @@ class Picture(Struct, frozen=True, kw_only=True):
         return {condition: prompts[condition] for condition in self.conditions}
 
 
-class TextToImage(OneCheckpoint):
+class TextToImage(OneCheckpoint, ABC):
     """A family that is a `Picture` and nothing more."""
 
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
@@ -150,13 +151,13 @@ class TextToImage(OneCheckpoint):
         self.card = self._picture.card(model.name, checkpoint, self._precision)
         self.loops = self._picture.loops(model.name)
 
+    @abstractmethod
     def picture(self, checkpoint: Checkpoint) -> Picture:
         """Of a checkpoint that has all `PARTS`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tokens(self, tokenizer: Path) -> TokenLimit:
         """What a prompt may have at most; `tokenizer` is the folder of that."""
-        raise NotImplementedError
 
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         canvas.check_aspect(request, self.card.output, self._picture.most_aspect)

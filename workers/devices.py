@@ -1,15 +1,24 @@
 """The device of each rank, found and checked before anything is loaded."""
 
+from collections.abc import Callable
+
 from workers.errors import NoDevice
 
 
-def device_of(asked: str, number: int = 0) -> str:
+def gpus() -> int:
+    """How many torch finds here."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def device_of(asked: str, number: int = 0, gpus: Callable[[], int] = gpus) -> str:
     """That of the rank with this number on its machine: ranks take GPUs in order, `cuda:1` from the second on.
 
     `auto` is the GPUs where there are any, and the CPU, which all ranks share, elsewhere. Raises NoDevice.
     """
     kind, _, first = asked.partition(":")
-    there = 0 if kind == "cpu" else _gpus()
+    there = 0 if kind == "cpu" else gpus()
     if kind == "cpu" or (kind == "auto" and not there):
         return "cpu"
     index = int(first or 0) + number
@@ -25,9 +34,3 @@ def settle(device: str) -> None:
 
         torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic = True
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -12,7 +12,6 @@ from cards.family import Components, Made
 from cards.fingerprint import numerics, of_gpu, ran_on_cpu
 from tests import toy
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
-from workers import devices
 from workers.devices import device_of
 from workers.errors import NoDevice
 from workers.execute import load_models
@@ -27,17 +26,14 @@ class Gpu(Struct):
     minor: int = 0
 
 
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_gpus", lambda: 2)
+def two() -> int:
+    return 2
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_gpus", lambda: 0)
+def none() -> int:
+    return 0
 
 
-@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
     ("asked", "number", "device"),
     [
@@ -50,21 +46,19 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ranks_take_gpus_in_order(asked: str, number: int, device: str) -> None:
-    assert device_of(asked, number) == device
+    assert device_of(asked, number, two) == device
 
 
-@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(("asked", "number"), [("cuda:2", 0), ("cuda:1", 1), ("auto", 2)])
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(asked: str, number: int) -> None:
     with pytest.raises(NoDevice, match=f"device: {asked} needs cuda:2, and this machine has 2, cuda:0 to cuda:1"):
-        device_of(asked, number)
+        device_of(asked, number, two)
 
 
-@pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_an_error() -> None:
-    assert device_of("auto", 3) == "cpu"
+    assert device_of("auto", 3, none) == "cpu"
     with pytest.raises(NoDevice, match="device: cuda needs cuda:0, and torch finds no GPU here; use cpu or auto"):
-        device_of("cuda")
+        device_of("cuda", 0, none)
 
 
 def test_models_are_loaded_onto_the_device() -> None:
