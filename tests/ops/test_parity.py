@@ -52,9 +52,6 @@ CARDS: dict[str, tuple[tuple[object, ...], str, set[str]]] = {
 }  # fmt: skip
 """By name: what is asked for, the reference, and some of what is compared."""
 
-OF_EACH_FAMILY = ("wan", "ltx2.3", "flux2", "story")
-"""Run by the command, beside a causal clip below; tests/parity holds every one to the same reference in less time."""
-
 ASKED = ("--prompt", "a red  cat &amp; a dog", "--negative-prompt", "blurry", "--seed", 3)
 
 
@@ -103,7 +100,7 @@ def test_every_card_is_measured_here(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_EACH_FAMILY)
+@pytest.mark.parametrize("name", CARDS)
 def test_a_card_is_its_reference_and_the_rung_is_in_the_log_and_shown(name: str, engine: Engine, image: Path) -> None:
     asked, reference, some = CARDS[name]
     given = ("--image", image) if name.startswith("i2v") else ()
