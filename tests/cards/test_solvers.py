@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cards.solvers import SOLVERS, FlowUniPC, UniPC, fresh
+from cards.solvers import SOLVERS, FlowUniPC, UniPC, begun, fresh, shifted
 from cards.wan.reference import wans_levels
 from tests.parity import tiny
 
@@ -35,7 +35,7 @@ def test_they_are_not_those_of_diffusers() -> None:
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_step_of_a_new_scheduler_is_that_of_one_that_remembers(name: str) -> None:
     solver, template = SOLVERS[name], (tiny.euler if name == "euler" else tiny.unipc)()
-    stateful = fresh(template, solver, STEPS, SHIFT)
+    stateful = begun(shifted(template, SHIFT), STEPS, **solver.schedule(STEPS))
     latent, outputs = noise(0), [noise(step + 1) for step in range(STEPS)]
     state: dict[str, Tensor] = {"latent": latent}
 
@@ -46,6 +46,18 @@ def test_a_step_of_a_new_scheduler_is_that_of_one_that_remembers(name: str) -> N
         assert {*moved} == {"latent", *solver.remembers(step + 1, STEPS)}
         assert torch.equal(moved["latent"], latent), step
         state = moved
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_scheduler_has_nothing_of_one_that_has_made_its_steps(name: str) -> None:
+    solver, template = SOLVERS[name], (tiny.euler if name == "euler" else tiny.unipc)()
+    used, latent = fresh(template, solver, STEPS, SHIFT), noise(0)
+    for step in range(STEPS):
+        latent = used.step(noise(step + 1), used.timesteps[step], latent, return_dict=False)[0]
+
+    made = vars(begun(shifted(template, SHIFT), STEPS, **solver.schedule(STEPS)))
+    assert str(vars(used)) != str(made)
+    assert str(vars(fresh(template, solver, STEPS, SHIFT))) == str(made)
 
 
 def noise(seed: int) -> Any:
