@@ -20,6 +20,9 @@ LOOK_S = 0.02
 PAUSE_S = 0.2
 """Before another start, at least."""
 
+NO_DATABASE = "error: connection"
+"""How the last words of a process begin that started while the database was down, and so ended."""
+
 
 class Ended(Struct, frozen=True):
     """How a process came to its end, and when."""
@@ -97,11 +100,13 @@ class Kept:
             )
 
     def _judge(self, code: int) -> None:
-        """One that was not up yet may end by itself, told to or not: it starts beside a database that is not there."""
-        if self.up and not (self._to_end and code in (0, -signal.SIGKILL, -signal.SIGTERM)):
-            how = "was told to end, and did" if self._to_end else "ended by itself"
-            *_, last = self.log().splitlines() or [""]
-            self.problems.append(f"{self.name} {how} with {code}: {last}")
+        *_, last = self.log().splitlines() or [""]
+        if self._to_end:
+            found_none = code == 1 and not self.up and last.startswith(NO_DATABASE)
+            if code not in (0, -signal.SIGKILL, -signal.SIGTERM) and not found_none:
+                self.problems.append(f"{self.name} was told to end, and did with {code}: {last}")
+        elif self.up:
+            self.problems.append(f"{self.name} ended by itself with {code}: {last}")
 
     def _end(self, how: str, down_s: float) -> None:
         if self.process is None or self.process.poll() is not None:
