@@ -1,0 +1,56 @@
+"""A step that may run, as the scheduler sees it: whose it is, what it will take, and where it can go."""
+
+from msgspec import Struct
+
+from cards.wire import ModelIdentity
+
+
+class Demand(Struct, frozen=True):
+    """What a step must have reserved to run. All of it is there or nothing is taken."""
+
+    seconds: float = 0.0
+    """Of the device, predicted on the careful side."""
+    resident_bytes: int = 0
+    """The job's tensors on the device, as long as it is at home there."""
+    peak_bytes: int = 0
+    """Beside them and the weights, while the step runs."""
+
+
+class Group(Struct, frozen=True):
+    """Steps of one group may be evaluated together: the same modules take tensors of the same shapes from each."""
+
+    model: ModelIdentity
+    loop: str
+    kind: str
+    shape: str
+    """The request's size and frames."""
+    adapters: tuple[tuple[str, float], ...] = ()
+    """LoRAs by digest and strength, in their order."""
+
+
+class Ready(Struct, frozen=True, kw_only=True):
+    """Times are in seconds on one clock. `order` tells apart what is equal otherwise: first come, first served."""
+
+    job: str
+    order: int
+    tenant: str = ""
+    priority: int = 0
+    submitted_at: float
+    since: float
+    """When this step became ready."""
+    deadline: float | None = None
+    """When the job should be done."""
+    demand: Demand
+    left_s: float
+    """Predicted device time of all that the job has before it, this step among it."""
+    served_s: float = 0.0
+    """Device time that the job has had."""
+    group: Group | None = None
+    """None for a step that runs alone."""
+    model: ModelIdentity
+    pool: str | None = None
+    """The only pool that may run it, if its job is bound to one."""
+    home: str | None = None
+    """The worker that holds the job's tensors."""
+    bound: bool = False
+    """Only `home` can run it: it reads what that worker is still making."""
