@@ -141,8 +141,11 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 def decode_frames(
     vae: Any, latent_BCFHW: Tensor, which: slice, cache: list[pack.Entry] | None
 ) -> tuple[list[Tensor], list[pack.Entry]]:
-    """Some latent frames, each to uint8 (T, H', W', 3), and the cache after them; None before the first of the clip."""
-    first, cache = cache is None, list(cache or [None] * _convolutions(vae))
+    """Some latent frames, each to uint8 (T, H', W', 3), and the cache after them; None before the first of the clip.
+
+    A cache that is given is used up: it becomes that after them, tensor by tensor, so that no two are in memory.
+    """
+    first, cache = cache is None, cache or [None] * _convolutions(vae)
     frames = vae.post_quant_conv(_unscaled(vae, latent_BCFHW.to(vae.dtype)))[:, :, which]
     decoded = []
     for index in range(frames.shape[2]):
