@@ -110,7 +110,7 @@ class Client:
 
         `given` is what comes with the request, by the names of the card's inputs.
 
-        Raises UnknownModel, InvalidRequest, KeyReused, Draining, StoreTrouble.
+        Raises UnknownModel, UnusableModel, InvalidRequest, KeyReused, Draining, StoreTrouble.
         """
         if self._engine.draining:
             raise Draining
@@ -290,6 +290,10 @@ class Client:
 
     def models(self) -> list[ModelCard]:
         return [family.card for family in self._engine.registry.values()]
+
+    def unusable(self) -> Mapping[str, str]:
+        """Registered models that this engine serves no jobs of, and why."""
+        return self._engine.registry.unusable
 
     def held_up(self, job: Job) -> str | None:
         """Why this engine cannot go on with an open job, if it cannot."""
