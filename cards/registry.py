@@ -77,10 +77,10 @@ def needed(registry: Registry, model: str) -> Families:
     return {model: family} | {stage.model: find(registry, stage.model) for stage in stages.values()}
 
 
-def tell_unusable(registry: Registry, level: int = logging.ERROR) -> None:
+def tell_unusable(registry: Registry) -> None:
     """In the log of who serves without them."""
     for name, reason in registry.unusable.items():
-        log.log(level, "%s", UnusableModel(name, reason))
+        log.error("%s", UnusableModel(name, reason))
 
 
 def open_model(model: Model, others: Registry = NO_OTHERS) -> Family:

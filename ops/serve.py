@@ -84,7 +84,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
             await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
 
             async def spawn(slot: int) -> Process:
-                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot)
+                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot, families.unusable)
                 command = worker.command(of_slot, settings.blobs_url)
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 

@@ -1,6 +1,5 @@
 """A worker process: rank 0 with its link to the engine, or another rank that follows it."""
 
-import logging
 import os
 import secrets
 import signal
@@ -26,9 +25,6 @@ from workers.link import Identity, Link
 from workers.observed import executor
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
-
-TOLD_BY_THE_ENGINE = logging.WARNING
-"""Of an error that the engine beside a worker has logged, unless it came up since."""
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -80,7 +76,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             settings = replace(settings, meet_in=folder)
         followers = stack.enter_context(_followers(settings, others, follower))
         families, executor = stack.enter_context(_prepared(settings, blobs, 0, device))
-        registry.tell_unusable(families, logging.ERROR if settings.parent is None else TOLD_BY_THE_ENGINE)
+        registry.tell_unusable(families)
         numerics = fingerprint.numerics(device)
         followers.ready(numerics)
         identity = Identity(
