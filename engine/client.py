@@ -297,9 +297,10 @@ class Client:
 
     def held_up(self, job: Job) -> str | None:
         """Why this engine cannot go on with an open job, if it cannot."""
-        if job.open and job.pool is not None and not self._engine.fleet.serving(job.model, job.pool):
+        unrunnable = self._engine.reconciler.unrunnable.get(job.id)
+        if unrunnable is None and job.open and job.pool and not self._engine.fleet.serving(job.model, job.pool):
             return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
-        return self._engine.reconciler.unrunnable.get(job.id)
+        return unrunnable
 
     async def destination(self, name: str) -> dict[str, str]:
         """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.

@@ -29,6 +29,20 @@ async def test_its_jobs_wait_with_the_reason_and_go_on_once_it_is_back() -> None
         assert (await running.ended(job.id)).state is State.COMPLETED
 
 
+async def test_a_job_of_it_that_is_for_one_pool_says_first_that_it_cannot_be_used() -> None:
+    world = World()
+    async with world.engine(workers=0) as running:
+        running.add_worker(pool="other")
+        await running.until(lambda: bool(running.engine.fleet.seats))
+        running.workers[0].frozen = True
+        job = await running.client.submit(request())
+        await running.client.verbs.migrate(job.id, pool="other")
+        job = await running.client.job(job.id)
+    world.families, world.unusable = (), {"toy": WHY}
+    async with world.engine(workers=0) as running:
+        await running.until(lambda: WHY in (running.client.held_up(job) or ""))
+
+
 async def test_no_job_of_it_is_taken_and_none_forked() -> None:
     world = World()
     async with world.engine() as running:
