@@ -12,7 +12,7 @@ from cards.branches import COMPONENT, Branches
 from cards.errors import NotFinite
 from cards.family import Components, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
-from cards.registry import Registry
+from cards.registry import Families
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
 from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
@@ -55,7 +55,7 @@ class Beside(Mapping[str, Any]):
         return len(self._components) + len(self._more)
 
 
-def load_models(registry: Registry, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
+def load_models(registry: Families, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
     """`branches` evaluates those of their steps; without, each step evaluates its own."""
     loaded = {name: (family.load(device), family.bodies()) for name, family in registry.items()}
     more = {} if branches is None else {COMPONENT: branches}

@@ -210,6 +210,6 @@ def test_a_workflow_of_models_that_do_not_fit_is_refused(options: dict[str, str]
     flux = Model(name="flux", folder=str(tiny_flux2.flux2(distilled=True)))
 
     with pytest.raises(InvalidCard) as refused:
-        registry.load(["tests.parity.fade"], [Model(name="w", folder="", options=options), flux])
+        registry.open_model(Model(name="w", folder="", options=options), registry.load(["tests.parity.fade"], [flux]))
 
     assert says in str(refused.value)
