@@ -5,7 +5,7 @@ B batch, L tokens, D width.
 
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class Forward:
             return
         with self.adapters.on(self.module):
             yield
+
+    def parts(self) -> "list[Forward]":
+        """In the smallest pieces that together make the same bits."""
+        pieces = zip(*(tensor.split(self.part or self.count) for tensor in self.rows.values()), strict=True)
+        return [replace(self, rows=dict(zip(self.rows, piece, strict=True))) for piece in pieces]
 
     @property
     def count(self) -> int:

@@ -99,14 +99,21 @@ def call(forwards: Sequence[Forward], names: Iterable[str]) -> list[Outputs]:
 
 
 def patiently(forward: Forward) -> Outputs:
-    """Once more after what can be freed has been, if memory runs out."""
+    """If memory runs out once more, in pieces, after what can be freed has been."""
     try:
         return forward()
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
     free()
-    return forward()
+    pieces = [piece() for piece in forward.parts()]
+    return pieces[0] if len(pieces) == 1 else _in_a_row(pieces)
+
+
+def _in_a_row(pieces: Sequence[Outputs]) -> Outputs:
+    import torch
+
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def free() -> None:
