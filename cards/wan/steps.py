@@ -78,7 +78,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     latent_BCFHW = _latent(components, plan, reads)
     if "condition" in reads:
         latent_BCFHW = torch.cat([latent_BCFHW, reads["condition"]], dim=1)
-    latent_BCFHW = latent_BCFHW.to(transformer.dtype)
+    latent_BCFHW = latent_BCFHW.to(_precision(transformer))
     scalars = {**plan.scalars, "guidance": scale}
     policy = GUIDANCE[str(scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}  # whether at all, the request says
@@ -109,7 +109,8 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     transformer = components["transformer"]
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
-    forward = _forward(transformer, latent.to(transformer.dtype), t_B, reads["text"], loras=_loras(plan, reads))
+    latent_BCFHW = latent.to(_precision(transformer))
+    forward = _forward(transformer, latent_BCFHW, t_B, reads["text"], loras=_loras(plan, reads))
     velocity = single((yield {"text": forward}))["text"]
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
     following = plan.step + 1
@@ -193,6 +194,12 @@ def _tokens(transformer: Any, latent_BCFHW: Tensor) -> int:
     return latent_BCFHW[0, 0].numel() // patch
 
 
+def _precision(transformer: Any) -> torch.dtype:
+    """Its `dtype`, which diffusers finds by looking at all of its modules: a millisecond."""
+    precision: torch.dtype = transformer.patch_embedding.weight.dtype
+    return precision
+
+
 def _loras(plan: WorkPlan, reads: Reads) -> lora.Stack | None:
     """They are of the first transformer, as diffusers loads them."""
     return lora.stack(plan, reads, WanPipeline.lora_state_dict)
@@ -210,10 +217,10 @@ def _forward(
     rows = {
         "hidden_states": latent_BCFHW,
         "timestep": t_B.expand(batch).to(latent_BCFHW.device),
-        "encoder_hidden_states": text_BLD.to(transformer.dtype),
+        "encoder_hidden_states": text_BLD.to(latent_BCFHW.dtype),
     }
     if seen_BLD is not None:
-        rows["encoder_hidden_states_image"] = seen_BLD.to(transformer.dtype).repeat(batch, 1, 1)
+        rows["encoder_hidden_states_image"] = seen_BLD.to(latent_BCFHW.dtype).repeat(batch, 1, 1)
     return Forward(transformer, rows, {"return_dict": False}, adapters=loras, part=1)
 
 
