@@ -354,6 +354,18 @@ def test_a_body_that_raises_takes_no_other_with_it(model: Module, when: str) -> 
     assert results[1].error.message == f"KeyError: '{when}'"
 
 
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_body_that_makes_nothing_is_an_error_of_its_own(model: Module, many: int) -> None:
+    def nothing(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Any:
+        yield {}
+
+    results = together(executor(model, nothing), units(*map(tokens, range(many))))
+
+    assert {one.error and one.error.message for one in results} == {
+        "TypeError: a step returned NoneType where Made is wanted"
+    }
+
+
 # -- observers --------------------------------------------------------------------------------------------------
 
 
