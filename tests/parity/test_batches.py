@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 from msgspec import Struct
 
+from cards.counted import Counted
 from cards.family import Family
 from cards.given import Given, picture
 from cards.lora import MOST
@@ -177,6 +178,30 @@ def test_a_job_is_the_same_in_any_slot_of_a_batch_of_any_size(precision: str, sh
             assert job.steps.items() <= expected.items(), (size, slot)
 
     assert {*shared} >= {3, 5, 7}
+
+
+def test_only_what_denoises_with_modules_that_allow_it_shares() -> None:
+    families = [family for family in every_card.families().values() if not family.card.stages]
+    loops = [loop for family in families for loop in family.loops.values() if isinstance(loop, Counted)]
+
+    assert {loop.semantics for loop in loops if loop.together} == {
+        "wan.unipc.cfg/1", "wan.i2v.unipc.cfg/1", "wan.unipc.cfg2/1", "wan.dmd/1", "ltx2.guided/1", "ltx2.base/1",
+        "ltx2.refine/1", "flux2.euler.cfg/1",
+    }  # fmt: skip
+
+
+def test_a_step_under_an_interceptor_is_executed_alone() -> None:
+    opened = family(tiny.wan(), "float32", interceptor="step_skip")
+    there = Place(load_models({opened.card.name: opened}))
+    plain, intercepted = (
+        Course(name, opened, {**JOBS[0], **CLIP, **more}, {}, "denoise")
+        for name, more in (("plain", {}), ("intercepted", {"interceptors": {"step_skip": 0.5}}))
+    )
+    for _ in range(2):
+        turn(there, [plain, intercepted])
+
+    assert [course.plan is not None and course.plan.together for course in (plain, intercepted)] == [True, False]
+    assert [course.results[-1].batch for course in (plain, intercepted)] == [1, 1]
 
 
 # -- adapters ---------------------------------------------------------------------------------------------------
