@@ -85,6 +85,14 @@ def load_models(registry: Families, device: str = "cpu", branches: Branches | No
     }
 
 
+def asking(step: Made | Asking) -> Asking:
+    """A step as one that asks, whether or not it does. A step is others' code: it may make anything."""
+    made = step if isinstance(step, Made) else (yield from step)
+    if not isinstance(made, Made):
+        raise TypeError(f"a step returned {type(made).__name__} where Made is wanted")
+    return made
+
+
 class Member:
     """A unit on its way to its answer: what it reads, and what its body has made or what went wrong."""
 
@@ -234,8 +242,7 @@ class Executor:
 
     def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
         model = self._models[plan.instance]
-        step = model.bodies[plan.kind](model.components, plan, tensors)
-        return step if isinstance(step, Made) else (yield from step)
+        return (yield from asking(model.bodies[plan.kind](model.components, plan, tensors)))
 
     def _derived_by_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
         """What the plan derives, where there is no fold for it and the step's body has made it all."""

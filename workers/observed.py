@@ -15,7 +15,7 @@ from cards.extensions.observer import Observer, Seen
 from cards.extensions.observers import open_observers
 from cards.family import Asking, Components, Made
 from cards.wire import WorkPlan
-from workers.execute import Answer, Arrived, Executor, Loaded
+from workers.execute import Answer, Arrived, Executor, Loaded, asking
 from workers.resident import BlobStore
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class ObservedExecutor(Executor):
                 observer.before_step(seen)
                 stack.callback(self._after, observer, seen, made)
             watched = Watched(model.components, partial(self._component, seen))
-            step = model.bodies[plan.kind](watched, plan, tensors)
-            made.append(step if isinstance(step, Made) else (yield from step))
+            made.append((yield from asking(model.bodies[plan.kind](watched, plan, tensors))))
         return made[0]
 
     def _component(self, seen: Seen, name: str, component: Any) -> None:

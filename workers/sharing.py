@@ -134,14 +134,15 @@ def _alone(forward: Forward) -> Evaluated:
 
 def _groups(forwards: Sequence[Forward]) -> list[list[int]]:
     """Those that can be rows of one call, by their indices."""
-    groups: list[list[int]] = []
+    kinds: dict[Hashable, list[list[int]]] = {}
     for index, forward in enumerate(forwards):
-        group = next((group for group in groups if _alike(forwards[group[0]], forward)), None)
+        groups = kinds.setdefault((id(forward.module), _kind(forward)), [])
+        group = next((group for group in groups if _in_common(forwards[group[0]], forward)), None)
         if group is None:
             groups.append([index])
         else:
             group.append(index)
-    return groups
+    return [group for groups in kinds.values() for group in groups]
 
 
 def _portions(group: Sequence[int], most: int) -> Iterator[Sequence[int]]:
@@ -151,12 +152,12 @@ def _portions(group: Sequence[int], most: int) -> Iterator[Sequence[int]]:
     return (group[begin:end] for begin, end in pairwise(bounds))
 
 
-def _alike(one: Forward, other: Forward) -> bool:
-    return (
-        one.module is other.module
-        and _kind(one) == _kind(other)
-        and all(_equal(value, other.common[name]) for name, value in one.common.items())
-    )
+def _in_common(one: Forward, other: Forward) -> bool:
+    """Whether two of one kind have the same in common, of which the kind knows all but the values of tensors."""
+    import torch
+
+    pairs = ((value, other.common[name]) for name, value in one.common.items())
+    return all(torch.equal(*pair) for pair in pairs if isinstance(pair[0], torch.Tensor))
 
 
 def _kind(forward: Forward) -> Hashable:
@@ -180,13 +181,6 @@ def _about(value: Any) -> Hashable:
     import torch
 
     return (*_layout(value), len(value)) if isinstance(value, torch.Tensor) else repr(value)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Of one kind."""
-    import torch
-
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else True
 
 
 def _stacked(forwards: Sequence[Forward]) -> "dict[str, Tensor]":

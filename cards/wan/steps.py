@@ -211,14 +211,14 @@ def _forward(
     seen_BLD: Tensor | None = None,
     loras: lora.Stack | None = None,
 ) -> Forward:
-    batch, dtype = len(latent_BCFHW), weight_of(transformer).dtype
+    batch = len(latent_BCFHW)
     rows = {
         "hidden_states": latent_BCFHW,
         "timestep": t_B.expand(batch).to(latent_BCFHW.device),
-        "encoder_hidden_states": text_BLD.to(dtype),
+        "encoder_hidden_states": text_BLD.to(latent_BCFHW.dtype),
     }
     if seen_BLD is not None:
-        rows["encoder_hidden_states_image"] = seen_BLD.to(dtype).repeat(batch, 1, 1)
+        rows["encoder_hidden_states_image"] = seen_BLD.to(latent_BCFHW.dtype).repeat(batch, 1, 1)
     return Forward(transformer, rows, {"return_dict": False}, adapters=loras, part=1)
 
 
