@@ -1,5 +1,6 @@
 """Policies: in which order ready steps are given what there is. A policy has no state of its own."""
 
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 from engine.scheduling.ready import Ready
@@ -16,3 +17,16 @@ class Policy(Protocol):
     def key(self, ready: Ready, now: float, shares: Shares) -> Key:
         """The smallest goes first."""
         ...
+
+
+class RoundRobin:
+    """By priority, and then a step of each job in turn."""
+
+    name = "round_robin"
+    at_once: int | None = None
+
+    def key(self, ready: Ready, now: float, shares: Shares) -> Key:
+        return (-ready.priority, ready.since)
+
+
+POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (RoundRobin(),)}
