@@ -221,7 +221,7 @@ class SimWorker:
         match message:
             case Release():
                 self._inbox.release(message)
-            case WorkUnit():
+            case WorkUnit() | Batch():
                 self._inbox.put(Command(message, tuple(frames)))
             case Batch():
                 for unit, its in members(message, frames):
@@ -257,7 +257,9 @@ class SimWorker:
     async def _obey(self, command: Command, tell: Tell) -> None:
         match command.message:
             case WorkUnit() as unit:
-                await self._step(unit, command.frames, tell)
+                await self._steps(Batch((unit,)), command.frames, tell)
+            case Batch() as batch:
+                await self._steps(batch, command.frames, tell)
             case Release(job=job, epoch=epoch):
                 self.executor.resident.release(job)
                 tell(self.name, Released(job, epoch, command.dropped), ())
@@ -268,12 +270,13 @@ class SimWorker:
                 tell(self.name, Goodbye("told to stop", clean=True), ())
                 self.dead = True
 
-    async def _step(self, unit: WorkUnit, frames: Sequence[bytes], tell: Tell) -> None:
-        self.ran.append(unit)
-        if len(self.ran) == self.hold_at:
-            self.gate = anyio.Event()
+    async def _steps(self, batch: Batch, frames: Sequence[bytes], tell: Tell) -> None:
+        for unit in batch.units:
+            self.ran.append(unit)
+            if len(self.ran) == self.hold_at:
+                self.gate = anyio.Event()
         try:
-            answer = self.executor.run(unit, list(frames))
+            answers = self.executor.run_batch(batch, frames)
         except toy.Died:
             self.dead = True
             return
@@ -281,7 +284,8 @@ class SimWorker:
             await self.gate.wait()
         await anyio.lowlevel.checkpoint()
         await self._thawed()
-        tell(self.name, answer.result, answer.frames)
+        for answer in answers:
+            tell(self.name, answer.result, answer.frames)
         self._beat(tell)
 
     def _beat(self, tell: Tell) -> None:
