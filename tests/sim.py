@@ -21,6 +21,7 @@ from cards import registry
 from cards.family import Family
 from cards.request import GenerationRequest
 from cards.wire import (
+    Batch,
     EngineMessage,
     Goodbye,
     Heartbeat,
@@ -31,6 +32,7 @@ from cards.wire import (
     Shutdown,
     WorkerMessage,
     WorkUnit,
+    members,
 )
 from engine.client import Client, StepTensors
 from engine.clock import Clock, WallClock
@@ -219,8 +221,11 @@ class SimWorker:
         match message:
             case Release():
                 self._inbox.release(message)
-            case WorkUnit():
+            case WorkUnit() | Batch():
                 self._inbox.put(Command(message, tuple(frames)))
+            case Batch():
+                for unit, its in members(message, frames):
+                    self._inbox.put(Command(unit, tuple(its)))
             case _:
                 self._inbox.clear(Command(message))
         self._arrived.set()
@@ -252,7 +257,9 @@ class SimWorker:
     async def _obey(self, command: Command, tell: Tell) -> None:
         match command.message:
             case WorkUnit() as unit:
-                await self._step(unit, command.frames, tell)
+                await self._steps(Batch((unit,)), command.frames, tell)
+            case Batch() as batch:
+                await self._steps(batch, command.frames, tell)
             case Release(job=job, epoch=epoch):
                 self.executor.resident.release(job)
                 tell(self.name, Released(job, epoch, command.dropped), ())
@@ -263,12 +270,13 @@ class SimWorker:
                 tell(self.name, Goodbye("told to stop", clean=True), ())
                 self.dead = True
 
-    async def _step(self, unit: WorkUnit, frames: Sequence[bytes], tell: Tell) -> None:
-        self.ran.append(unit)
-        if len(self.ran) == self.hold_at:
-            self.gate = anyio.Event()
+    async def _steps(self, batch: Batch, frames: Sequence[bytes], tell: Tell) -> None:
+        for unit in batch.units:
+            self.ran.append(unit)
+            if len(self.ran) == self.hold_at:
+                self.gate = anyio.Event()
         try:
-            answer = self.executor.run(unit, list(frames))
+            answers = self.executor.run_batch(batch, frames)
         except toy.Died:
             self.dead = True
             return
@@ -276,7 +284,8 @@ class SimWorker:
             await self.gate.wait()
         await anyio.lowlevel.checkpoint()
         await self._thawed()
-        tell(self.name, answer.result, answer.frames)
+        for answer in answers:
+            tell(self.name, answer.result, answer.frames)
         self._beat(tell)
 
     def _beat(self, tell: Tell) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from cards.wire import EngineMessage, Release, Shutdown, UnitId, WorkUnit
+from cards.wire import Batch, EngineMessage, Release, Shutdown, UnitId, WorkUnit, members
 
 
 class Command(Struct, frozen=True):
@@ -17,7 +17,7 @@ class Command(Struct, frozen=True):
 
 
 class Inbox:
-    """A release takes the job's waiting units out, and is obeyed before whatever else waits."""
+    """A release takes the job's waiting units out, also of batches, and is obeyed before whatever else waits."""
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
@@ -30,8 +30,9 @@ class Inbox:
 
     def release(self, release: Release) -> None:
         with self._changed:
-            stale = [c.message.id for c in self._commands if isinstance(c.message, WorkUnit) and _belongs(c, release)]
-            self._commands = deque(c for c in self._commands if not _belongs(c, release))
+            stale = [unit.id for command in self._commands for unit in _units(command) if _belongs(unit, release)]
+            left = (_without(command, release) for command in self._commands)
+            self._commands = deque(command for command in left if command is not None)
             self._commands.appendleft(Command(release, dropped=tuple(stale)))
             self._changed.notify()
 
@@ -49,13 +50,35 @@ class Inbox:
 
     def units(self) -> int:
         with self._changed:
-            return sum(isinstance(command.message, WorkUnit) for command in self._commands)
+            return sum(len(_units(command)) for command in self._commands)
 
     def get_nowait(self) -> Command | None:
         with self._changed:
             return self._commands.popleft() if self._commands else None
 
 
-def _belongs(command: Command, release: Release) -> bool:
-    unit = command.message
-    return isinstance(unit, WorkUnit) and unit.id.job == release.job and unit.id.epoch <= release.epoch
+def _units(command: Command) -> tuple[WorkUnit, ...]:
+    match command.message:
+        case WorkUnit() as unit:
+            return (unit,)
+        case Batch(units=units):
+            return units
+        case _:
+            return ()
+
+
+def _belongs(unit: WorkUnit, release: Release) -> bool:
+    return unit.id.job == release.job and unit.id.epoch <= release.epoch
+
+
+def _without(command: Command, release: Release) -> Command | None:
+    """What the release leaves of a command."""
+    units = _units(command)
+    if not any(_belongs(unit, release) for unit in units):
+        return command
+    if not isinstance(command.message, Batch):
+        return None
+    left = [one for one in members(command.message, command.frames) if not _belongs(one[0], release)]
+    if not left:
+        return None
+    return Command(Batch(tuple(unit for unit, _ in left)), tuple(frame for _, frames in left for frame in frames))

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from cards import wire
 from cards.wire import (
+    Batch,
     Goodbye,
     Heartbeat,
     Hello,
@@ -33,7 +34,7 @@ from cards.wire import (
 from workers.clock import monotonic
 from workers.dealer import Dealer
 from workers.errors import Refused
-from workers.execute import Executor
+from workers.execute import Answer, Executor
 from workers.inbox import Command, Inbox
 from workers.keeper import Keeper, Said
 from workers.ranks import Followers
@@ -139,8 +140,11 @@ class Link:
                 self._inbox.release(message)
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
-            case WorkUnit():
+            case WorkUnit() | Batch():
                 self._inbox.put(Command(message, blobs))
+            case Batch():
+                for unit, its in wire.members(message, blobs):
+                    self._inbox.put(Command(unit, its))
             case Refuse(reason=reason):
                 self._refused = reason
 
@@ -176,9 +180,10 @@ class Link:
         match command.message:
             case WorkUnit() as unit:
                 self._followers.broadcast(unit, command.frames)
-                answer = self._executor.execute(unit, list(command.frames))
-                self._followers.agree(answer)
-                return answer
+                return self._agreed([self._executor.execute(unit, list(command.frames))])
+            case Batch() as batch:
+                self._followers.broadcast(batch, command.frames)
+                return self._agreed(self._executor.execute_batch(batch, command.frames))
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
@@ -187,8 +192,13 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return self._hello(number)
-            case Shutdown() | Refuse():
+            case Shutdown() | Refuse() | Batch():
                 return None
+
+    def _agreed(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        for answer in answers:
+            self._followers.agree(answer)
+        return answers
 
     def _hello(self, answers: int = 0) -> Hello:
         me = self._identity
