@@ -68,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     settings_flags(
         serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "parallel", "device", "threads",
         "listen_workers",
-        "families",        "extensions",        "max_active", "log_level", "log_format",
+        "families", "extensions", "max_active", "policy", "batch_most", "batch_wait_s", "memory_gib",
+        "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
 
@@ -88,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
 
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
-    settings_flags(start, "pool", "ranks", "parallel", "device", "threads", "data", "blobs", "families", "extensions")
+    settings_flags(
+        start, "pool", "ranks", "parallel", "device", "threads", "memory_gib", "data", "blobs", "families", "extensions"
+    )
     start.set_defaults(run=_worker)
 
     from ops import models_command  # which needs this module

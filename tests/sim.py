@@ -32,7 +32,6 @@ from cards.wire import (
     Shutdown,
     WorkerMessage,
     WorkUnit,
-    members,
 )
 from engine.client import Client, StepTensors
 from engine.clock import Clock, WallClock
@@ -223,9 +222,6 @@ class SimWorker:
                 self._inbox.release(message)
             case WorkUnit() | Batch():
                 self._inbox.put(Command(message, tuple(frames)))
-            case Batch():
-                for unit, its in members(message, frames):
-                    self._inbox.put(Command(unit, tuple(its)))
             case _:
                 self._inbox.clear(Command(message))
         self._arrived.set()

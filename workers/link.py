@@ -142,9 +142,6 @@ class Link:
                 self._inbox.clear(Command(message))
             case WorkUnit() | Batch():
                 self._inbox.put(Command(message, blobs))
-            case Batch():
-                for unit, its in wire.members(message, blobs):
-                    self._inbox.put(Command(unit, its))
             case Refuse(reason=reason):
                 self._refused = reason
 
@@ -192,7 +189,7 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return self._hello(number)
-            case Shutdown() | Refuse() | Batch():
+            case Shutdown() | Refuse():
                 return None
 
     def _agreed(self, answers: Sequence[Answer]) -> Sequence[Answer]:
