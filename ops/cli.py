@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     settings_flags(
         serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "parallel", "device", "threads",
         "listen_workers",
-        "families",        "extensions",        "max_active", "log_level", "log_format",
+        "families", "extensions", "max_active", "policy", "batch_most", "batch_wait_s", "memory_gib",
+        "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
 
@@ -90,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--model", default="shapes")
     asked.flags(generate)
     generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
+    generate.add_argument("--tenant", metavar="NAME", help="on whose account it runs")
+    generate.add_argument("--deadline-s", type=float, metavar="S", help="seconds from now by which it is wanted")
     generate.add_argument(
         "--out", type=Path, metavar="FILE", help="what else is made goes beside it (default out/clip with its suffix)"
     )
@@ -99,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
 
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
-    settings_flags(start, "pool", "ranks", "parallel", "device", "threads", "data", "blobs", "families", "extensions")
+    settings_flags(
+        start, "pool", "ranks", "parallel", "device", "threads", "memory_gib", "data", "blobs", "families", "extensions"
+    )
     start.set_defaults(run=_worker)
 
     from ops import models_command  # which needs this module
@@ -119,7 +124,7 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     settings = replace(settings_from(arguments), port=0)  # whoever serves on a port of note is not in our way
     logging.getLogger().setLevel(logging.ERROR)  # the progress bar says what a person wants to know
-    request = asked.request(arguments, "model", "preview_every")
+    request = asked.request(arguments, "model", "preview_every", "tenant", "deadline_s")
     image = asked.image(arguments)
     make = functools.partial(generate, request, arguments.out, settings, arguments.server, image)
     try:

@@ -1,0 +1,147 @@
+"""What a worker has left to give, and whether a step may have it: all that it demands at once, or nothing."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, field
+
+from cards.wire import Hello, ModelIdentity
+from engine.scheduling.ready import Demand, Ready
+
+QUEUE_S = 0.02
+"""A worker that is busy is sent more once so little of its work is left: it is not to be idle while word of a step's
+end comes and the next is sent. But what it holds cannot be overtaken by what is more urgent, and video steps are long.
+"""
+
+SOON_S = 0.001
+"""What is so near is there."""
+
+
+class Room(Struct, kw_only=True, eq=False):
+    """One worker while a plan is made: each placement of the plan is taken from it, and from nothing that lasts.
+
+    A placement, of one step or of several that are executed together, takes one of the worker's `credits`. A worker
+    that is idle and holds no job takes anything: waiting would not make it fit there.
+    """
+
+    worker: str
+    pool: str = "default"
+    models: tuple[ModelIdentity, ...]
+    draining: bool = False
+    credits: int
+    """That are left."""
+    outstanding: int = 0
+    """Placements that are with it."""
+    queued_s: float = 0.0
+    """Seconds of work that are left of them, as predicted."""
+    memory_bytes: float = math.inf
+    """All that it has."""
+    free_bytes: float
+    """Beside the weights, the tensors of the jobs at home here, and the peaks of the steps that are with it."""
+    peak_bytes: float = 0
+    """Of the steps that are with it."""
+    jobs: Counter[str] = field(default_factory=Counter)
+    """Those at home here, by the share that they take."""
+    in_use: set[str] = field(default_factory=set)
+    """The models whose weights are counted."""
+    kept: bool = False
+    """For a job that waits until there are the bytes for it: others do not come here."""
+    jumbo: bool = False
+    """Whether a step that takes long is with it."""
+
+    def serves(self, ready: Ready) -> bool:
+        return ready.model in self.models and ready.pool in (None, self.pool) and not self.draining
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more placement would not wait here for longer than it should."""
+        return self.place_in_s < SOON_S
+
+    @property
+    def place_in_s(self) -> float:
+        """How long until it has a place, if all goes as predicted; for ever if that depends on something else."""
+        if self.draining or self.credits <= 0:
+            return math.inf
+        return self.queued_s - QUEUE_S if self.outstanding else 0.0
+
+    def takes(self, ready: Ready, at_once: int | None = None) -> bool:
+        """Whether a step may be placed here now, where `at_once` jobs of a share are in progress at most."""
+        at_home = ready.home == self.worker
+        if not at_home and (self.kept or self.is_crowded(ready, at_once)):
+            return False
+        if not self.outstanding and (at_home or not self.jobs.total()):
+            return self.has_place
+        return self.has_place and self.fits(ready)
+
+    def goes_behind(self, ready: Ready) -> bool:
+        """Whether a step is sent behind what is here: if it follows on just that, or takes no time to speak of.
+
+        Another would be in the way of whatever comes of that, which is not known before it is done.
+        """
+        follows = ready.bound and self.outstanding == 1
+        return not self.outstanding or follows or ready.demand.seconds < QUEUE_S
+
+    def is_crowded(self, ready: Ready, at_once: int | None) -> bool:
+        """Whether one more job of this share would be too many."""
+        return at_once is not None and self.jobs[ready.share] >= at_once
+
+    def bytes_of(self, ready: Ready) -> int:
+        """What a step takes of the memory here, beside what is counted already."""
+        demand = ready.demand
+        resident = 0 if ready.home == self.worker else demand.resident_bytes
+        return demand.peak_bytes + resident + (0 if ready.model.name in self.in_use else demand.weights_bytes)
+
+    def is_large_enough(self, ready: Ready) -> bool:
+        """Whether a step would fit if nothing else were here."""
+        return ready.demand.nbytes <= self.memory_bytes
+
+    def fits(self, ready: Ready) -> bool:
+        """Whether there are the bytes for a step, beside all that is here."""
+        return self.bytes_of(ready) <= self.free_bytes
+
+    def add(self, ready: Ready) -> None:
+        """A step goes to this worker, with the placement that was last made."""
+        self.free_bytes -= self.bytes_of(ready)
+        self.in_use.add(ready.model.name)
+        self.peak_bytes += ready.demand.peak_bytes
+        self.queued_s += ready.demand.seconds
+        self.jobs[ready.share] += ready.home != self.worker
+
+    def keep_for(self, ready: Ready) -> None:
+        """Nothing more comes here that would be in the way of a step which does not fit now."""
+        self.kept = True
+        if self.credits and (ready.home == self.worker or self.bytes_of(ready) <= self.free_bytes + self.peak_bytes):
+            self.credits = 0  # it will fit once the worker is idle; else jobs that are at home here must end first
+
+    def place(self, *members: Ready) -> None:
+        """Members of one placement go to this worker."""
+        self.credits -= 1
+        self.outstanding += 1
+        for ready in members:
+            self.add(ready)
+
+
+def lack(demand: Demand, workers: Sequence[Hello]) -> str | None:
+    """What is missing for a step that none of these workers can ever run, and there are some."""
+    if not workers or any(demand.nbytes <= worker.memory_bytes for worker in workers):
+        return None
+    largest = max(worker.memory_bytes for worker in workers)
+    if demand.weights_bytes >= largest:
+        return f"its weights are {gib(demand.weights_bytes)}, the largest worker has {gib(largest)}"
+    needs, has = demand.nbytes - demand.weights_bytes, largest - demand.weights_bytes
+    return f"needs {gib(needs)} beside the weights, the largest worker has {gib(has)}"
+
+
+def why(ready: Ready, rooms: Iterable[Room]) -> str | None:
+    """What a step waits for that each worker which serves it lacks: bytes that others have now."""
+    serving = [room for room in rooms if room.serves(ready)]
+    if not serving or any(room.fits(ready) for room in serving):
+        return None
+    room = max(serving, key=lambda room: (room.free_bytes - room.bytes_of(ready), room.worker))
+    free = gib(max(0, room.free_bytes))
+    return f"waits for memory: needs {gib(room.bytes_of(ready))}, {room.worker} has {free} beside what is there"
+
+
+def gib(nbytes: float) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"

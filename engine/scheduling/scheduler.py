@@ -1,0 +1,195 @@
+"""What runs next, with whom and where: the steps that wait, in the policy's order, each where it suits best.
+
+Nothing here waits, sends or measures; what it is told and when decides all that it says.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from engine.scheduling import batch
+from engine.scheduling.admission import Room
+from engine.scheduling.line import Line
+from engine.scheduling.policy import Policy
+from engine.scheduling.ready import Ready
+from engine.scheduling.shares import Shares
+
+AGED_EVERY = 4
+"""After so many placements one is for the step that has waited longest, if it has waited too long."""
+
+LATENCY_S = 60.0
+"""Work that is quickly done keeps a worker for itself for this long after the last of it came."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    batch_most: int = 1
+    """Steps that run together."""
+    batch_s: float = 0.5
+    """How long they would take one by one, at most: what fills a device by itself gains nothing by company, and what
+    takes long cannot be interrupted.
+    """
+    batch_wait_s: float = 0.0
+    """How long a step waits for partners."""
+    ageing_s: float = 60.0
+    """A step that has waited for longer has a turn whatever the policy says, and a worker kept free for it if need be.
+    """
+    jumbo_s: float = 5.0
+    """A step predicted to take longer keeps off the last worker that has none such, where jobs come that do not take
+    as long from beginning to end.
+    """
+
+
+class Placement(Struct, frozen=True):
+    """Steps of different jobs that run together, or one alone."""
+
+    worker: str
+    members: tuple[Ready, ...]
+
+
+class Scheduler:
+    """The steps that wait are its own, as is what tenants have had; what workers have left it is told."""
+
+    def __init__(self, policy: Policy, limits: Limits | None = None, shares: Shares | None = None) -> None:
+        self.policy = policy
+        self.limits = limits or Limits()
+        self.shares = shares or Shares()
+        self.line = Line(policy, self.shares)
+        self.due_at: float | None = None
+        """When to plan again if nothing else happens: a worker then is nearly done with what it has, or a step has
+        waited for partners long enough.
+        """
+        self._since_aged = AGED_EVERY
+        self._latency_until = 0.0
+
+    def add(self, ready: Ready, now: float) -> None:
+        """A job's step may run. It takes the place of one that the job had in the line."""
+        if ready.left_s + ready.served_s <= self.limits.jumbo_s:
+            self._latency_until = now + LATENCY_S
+        share = self.policy.share(ready)
+        self.line.add(ready if share == ready.share else replace(ready, share=share), now)
+
+    def discard(self, job: str) -> None:
+        self.line.discard(job)
+
+    def plan(self, rooms: Iterable[Room], now: float) -> list[Placement]:
+        """What is to be sent now, in this order. It leaves the line, and the rooms have given what it takes.
+
+        `rooms` are all the workers that are there, full ones too.
+        """
+        self.due_at = None
+        there = {room.worker: room for room in rooms}
+        placements = self._placements(there, now) if any(room.has_place for room in there.values()) else []
+        if self.line:
+            self._due_in(min((room.place_in_s for room in there.values() if not room.has_place), default=math.inf), now)
+        return placements
+
+    def _placements(self, there: Mapping[str, Room], now: float) -> list[Placement]:
+        placements = self._aged(there, now) if self._since_aged >= AGED_EVERY else []
+        taken = {ready.job for placement in placements for ready in placement.members}
+        for ready in self.line.in_order(self._homes(there), now):
+            if ready.job in taken or self._holds(ready, now):
+                continue
+            if (room := self._choose(ready, there, now)) is None:
+                continue  # this one does not fit now; it must not block one that does
+            if room.goes_behind(ready):
+                placements.append(self._place(ready, room, taken))
+            else:
+                room.credits = 0  # it is next there, as soon as that is idle
+            if not any(room.has_place for room in there.values()):
+                break
+        for job in taken:
+            self.line.discard(job)
+        return placements
+
+    def _homes(self, rooms: Mapping[str, Room]) -> list[str | None]:
+        """The workers whose jobs can go on: there, on an idle one, or wherever there is a place if theirs is gone."""
+        idle = None
+        homes = []
+        for home in self.line.homes():
+            room = None if home is None else rooms.get(home)
+            if room is not None and not (room.has_place or room.draining):
+                idle = any(one.has_place and not one.outstanding for one in rooms.values()) if idle is None else idle
+                if not idle:
+                    continue
+            homes.append(home)
+        return homes
+
+    def _choose(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
+        """Where a step should run now: with the worker that holds its job's tensors.
+
+        If that one is full, only an idle worker is worth moving the tensors to; if it is gone, the emptiest is.
+        """
+        spared = self._spared(ready, rooms, now)
+        home = None if ready.home is None else rooms.get(ready.home)
+        if home is not None and (home is spared or not home.serves(ready)):
+            home = None
+        if home is not None and home.takes(ready) and (ready.bound or home.is_large_enough(ready)):
+            return home
+        if ready.bound:
+            return None
+        serving = [room for room in rooms.values() if room is not spared and room.serves(ready)]
+        serving = [room for room in serving if room.is_large_enough(ready)] or serving
+        able = [room for room in serving if room.takes(ready, self.policy.at_once)]
+        if home in able:
+            return home
+        options = able if home is None or home not in serving else [room for room in able if not room.outstanding]
+        return min(options, key=lambda room: (room.outstanding, room.worker), default=None)
+
+    def _spared(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
+        """The last worker that has no step which takes long, if this is one and shorter work may come."""
+        if ready.demand.seconds <= self.limits.jumbo_s or now >= self._latency_until:
+            return None
+        serving = [room for room in rooms.values() if room.serves(ready)]
+        clear = [room for room in serving if not room.jumbo]
+        return clear[0] if len(clear) == 1 and len(serving) > 1 else None
+
+    def _place(self, first: Ready, room: Room, taken: set[str]) -> Placement:
+        room.place(first)
+        together: tuple[Ready, ...] = (first,)
+        if first.group is not None and self.limits.batch_most > 1:
+            partners = (ready for ready in self.line.together(first.group) if ready.job not in taken)
+            most, most_s = self.limits.batch_most, self.limits.batch_s
+            at_once = self.policy.at_once
+            together = batch.members(first, partners, room, most=most, most_s=most_s, at_once=at_once)
+        room.jumbo = room.jumbo or first.demand.seconds > self.limits.jumbo_s
+        taken.update(ready.job for ready in together)
+        self._since_aged += 1
+        return Placement(room.worker, together)
+
+    def _holds(self, ready: Ready, now: float) -> bool:
+        most, most_s, wait_s = self.limits.batch_most, self.limits.batch_s, self.limits.batch_wait_s
+        if ready.group is None or most < 2 or not wait_s:
+            return False
+        if not batch.holds(ready, len(self.line.together(ready.group)), now, most=most, most_s=most_s, wait_s=wait_s):
+            return False
+        self._due_in(ready.since + wait_s - now, now)
+        return True
+
+    def _due_in(self, seconds: float, now: float) -> None:
+        if seconds < math.inf:
+            self.due_at = min(now + seconds, math.inf if self.due_at is None else self.due_at)
+
+    def _aged(self, rooms: Mapping[str, Room], now: float) -> list[Placement]:
+        """The step that has waited longest goes first, or a worker is kept free for it."""
+        for ready in self.line:
+            if now - ready.since <= self.limits.ageing_s:
+                break
+            if (room := self._choose(ready, rooms, now)) is not None:
+                self._since_aged = 0
+                return [self._place(ready, room, set())]
+            if (room := self._awaited(ready, rooms)) is not None:
+                room.keep_for(ready)
+                break
+        return []
+
+    def _awaited(self, ready: Ready, rooms: Mapping[str, Room]) -> Room | None:
+        """The worker on which a step that fits nowhere will fit first, if only bytes are in its way."""
+        home = rooms.get(ready.home or "")
+        if home is not None and home.serves(ready) and home.is_large_enough(ready):
+            return home
+        most = self.policy.at_once
+        serving = [room for room in rooms.values() if room.serves(ready) and not room.is_crowded(ready, most)]
+        serving = [room for room in serving if room.is_large_enough(ready)] or serving
+        return min(serving, key=lambda room: (room.jobs.total(), room.worker), default=None)
