@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from api.app import build_app
 from api.ending import AnsweredAtTheEnd
-from cards import branches
+from cards import parallel
 from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
@@ -71,8 +71,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     Raises BadSettings, StoreError (locked, unavailable, of another schema), InvalidCard.
     """
     families = families_of(settings)
-    if settings.parallel:
-        branches.check(families)
+    if settings.plan is not None:
+        parallel.check(settings.plan, families)
     await devices.check(settings)
     clock = WallClock()
     with _listening(settings) as http:

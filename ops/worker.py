@@ -22,7 +22,7 @@ def settings_of(settings: Settings, address: str, parent: int | None, slot: int 
         ranks=settings.ranks,
         device=settings.device,
         slot=slot,
-        parallel=settings.parallel,
+        parallel=settings.plan,
         rank_timeout_s=settings.rank_timeout_s,
         threads=settings.threads,
         heartbeat_s=min(1.0, settings.silent_s / 4),

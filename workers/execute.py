@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from cards import codec
 from cards.branches import COMPONENT, Branches
 from cards.errors import NotFinite
-from cards.family import Components, Made, StepBody
+from cards.family import Components, Family, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
+from cards.parallel import ULYSSES
 from cards.registry import Registry
+from cards.ulysses import Dealing, Ranks
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
 from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
@@ -55,13 +57,21 @@ class Beside(Mapping[str, Any]):
         return len(self._components) + len(self._more)
 
 
-def load_models(registry: Registry, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
-    """`branches` evaluates those of their steps; without, each step evaluates its own."""
-    loaded = {name: (family.load(device), family.bodies()) for name, family in registry.items()}
+def load_models(
+    registry: Registry, device: str = "cpu", branches: Branches | None = None, ranks: Ranks | None = None
+) -> dict[str, Loaded]:
+    """`branches` evaluates those of their steps; without, each step evaluates its own. `ranks` share their forwards."""
+    loaded = {name: (_modules(family, device, ranks), family.bodies()) for name, family in registry.items()}
     more = {} if branches is None else {COMPONENT: branches}
     return {
         name: Loaded(Beside(modules, more) if more else modules, bodies) for name, (modules, bodies) in loaded.items()
     }
+
+
+def _modules(family: Family, device: str, ranks: Ranks | None) -> Components:
+    if ranks is not None and isinstance(family, Dealing) and not family.unshared(ULYSSES, ranks.degree):
+        return family.load_dealt(device, ranks)
+    return family.load(device)
 
 
 class Executor:

@@ -1,0 +1,113 @@
+"""What the ranks of a pool say to each other inside a step. Each has a mailbox, and knows whom it waits for.
+
+A round is over when all of those it is among have said something in it. One that has ended the step instead, or says
+nothing in time, is named, and ends the pool: there is no clock by which a rank would decide anything else.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import zmq
+from msgspec import Struct
+
+from workers.clock import monotonic
+from workers.errors import ExchangeBroken
+
+ENDED = 0
+"""The round of a note that says how a rank's part in a step has ended. Others count from 1."""
+
+
+class Note(Struct, frozen=True):
+    """`step` is how many units the ranks had been told to run, this one included: the same on all of them."""
+
+    rank: int
+    step: int
+    among: tuple[int, ...] = ()
+    round: int = ENDED
+    data: bytes = b""
+
+
+class Peers:
+    """One rank's side."""
+
+    def __init__(
+        self, rank: int, mailbox: "zmq.Socket[bytes]", others: Sequence["zmq.Socket[bytes]"], timeout_s: float
+    ) -> None:
+        self.rank = rank
+        self.timeout_s = timeout_s
+        self._mailbox = mailbox
+        self._others = others
+        """By rank; its own is not connected to."""
+        self._step = 0
+        self._rounds: dict[tuple[int, ...], int] = defaultdict(int)
+        self._heard: dict[tuple[int, tuple[int, ...], int], bytes] = {}
+
+    def begin(self, step: int) -> None:
+        self._step = step
+        self._rounds.clear()
+        self._heard.clear()
+
+    def end(self, how: str) -> None:
+        """Tell all others, whichever of them may wait for this rank."""
+        for rank in range(len(self._others)):
+            self._send(rank, Note(self.rank, self._step, data=how.encode()))
+
+    def round(self, among: tuple[int, ...], data: bytes) -> list[bytes]:
+        """What each of them says, in their order. Raises ExchangeBroken."""
+        self._rounds[among] += 1
+        number = self._rounds[among]
+        for rank in among:
+            self._send(rank, Note(self.rank, self._step, among, number, data))
+        deadline = monotonic() + self.timeout_s
+        while missing := [rank for rank in among if rank != self.rank and (rank, among, number) not in self._heard]:
+            for rank in missing:
+                if (rank, (), ENDED) in self._heard:
+                    how = self._heard[rank, (), ENDED].decode()
+                    raise ExchangeBroken([rank], f"ended step {self._step} by itself: {how}")
+            if not self._hear(deadline):
+                raise ExchangeBroken(missing, f"said nothing of step {self._step} for {self.timeout_s:g} s")
+        return [data if rank == self.rank else self._heard.pop((rank, among, number)) for rank in among]
+
+    def missing(self, among: Sequence[int], within_s: float) -> list[int]:
+        """Of these, those that do not even say that they have lost another."""
+        deadline = monotonic() + within_s
+        while missing := [rank for rank in among if rank != self.rank and (rank, (), ENDED) not in self._heard]:
+            if not self._hear(deadline):
+                break
+        return missing
+
+    def _send(self, rank: int, note: Note) -> None:
+        if rank != self.rank:
+            self._others[rank].send(msgspec.msgpack.encode(note))
+
+    def _hear(self, deadline: float) -> bool:
+        """Take in a note, of this step or left over from one before; False if none came."""
+        if not self._mailbox.poll(max(0, int((deadline - monotonic()) * 1000))):
+            return False
+        note = msgspec.msgpack.decode(self._mailbox.recv(), type=Note)
+        if note.step == self._step:
+            self._heard[note.rank, note.among, note.round] = note.data
+        return True
+
+
+@contextmanager
+def joined(folder: Path, rank: int, ranks: int, timeout_s: float) -> Iterator[Peers]:
+    """The mailboxes of a pool's ranks lie in one folder."""
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        mailbox = stack.enter_context(context.socket(zmq.PULL))
+        mailbox.bind(_address(folder, rank))
+        others = [stack.enter_context(context.socket(zmq.PUSH)) for _ in range(ranks)]
+        for other, socket in enumerate(others):
+            socket.setsockopt(zmq.LINGER, 500)  # a last word is worth waiting for, a stopped process is not
+            socket.setsockopt(zmq.SNDHWM, 0)
+            if other != rank:
+                socket.connect(_address(folder, other))
+        yield Peers(rank, mailbox, others, timeout_s)
+
+
+def _address(folder: Path, rank: int) -> str:
+    return f"ipc://{folder}/mailbox-{rank}"
