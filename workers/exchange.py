@@ -31,6 +31,10 @@ SOONER = 0.8
 """Of the time that a rank waits for a word: so whoever has lost another can still say so to those that wait for it."""
 
 
+STARTING_S = 60.0
+"""How long a process may take more than another to start."""
+
+
 class Layout(Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
@@ -61,6 +65,7 @@ def opened(plan: ParallelPlan, peers: Peers, store: Path, device: str) -> Iterat
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     on_gpu, everyone = device != "cpu", tuple(range(plan.ranks))
+    peers.meet(max(peers.timeout_s, STARTING_S))
     with _meeting(peers, everyone):
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
@@ -132,7 +137,7 @@ class Group:
         try:
             yield
         except RuntimeError as error:  # torch.distributed has no other for a peer that is gone or late
-            self.peers.end(f"it has lost another rank: {_first_line(error)}")
+            self.peers.end("it has lost another rank", self.ranks)
             others = [rank for rank in self.ranks if rank != self.peers.rank]
             missing = self.peers.missing(others, self.peers.timeout_s * (1 - SOONER) / 2) or others
             within_s = self.peers.timeout_s * SOONER

@@ -50,25 +50,30 @@ class Peers:
         self._rounds.clear()
         self._heard.clear()
 
-    def end(self, how: str) -> None:
-        """Tell all others, whichever of them may wait for this rank."""
-        for rank in range(len(self._others)):
+    def end(self, how: str, among: Sequence[int] | None = None) -> None:
+        """Tell these others, or all, whichever of them may wait for this rank."""
+        for rank in range(len(self._others)) if among is None else among:
             self._send(rank, Note(self.rank, self._step, data=how.encode()))
 
-    def round(self, among: tuple[int, ...], data: bytes) -> list[bytes]:
+    def meet(self, within_s: float) -> None:
+        """Wait until all others are there. Raises ExchangeBroken."""
+        self.round(tuple(range(len(self._others))), b"", within_s)
+
+    def round(self, among: tuple[int, ...], data: bytes, within_s: float | None = None) -> list[bytes]:
         """What each of them says, in their order. Raises ExchangeBroken."""
+        within_s = self.timeout_s if within_s is None else within_s
         self._rounds[among] += 1
         number = self._rounds[among]
         for rank in among:
             self._send(rank, Note(self.rank, self._step, among, number, data))
-        deadline = monotonic() + self.timeout_s
+        deadline = monotonic() + within_s
         while missing := [rank for rank in among if rank != self.rank and (rank, among, number) not in self._heard]:
             for rank in missing:
                 if (rank, (), ENDED) in self._heard:
                     how = self._heard[rank, (), ENDED].decode()
                     raise ExchangeBroken([rank], f"ended step {self._step} by itself: {how}")
             if not self._hear(deadline):
-                raise ExchangeBroken(missing, f"said nothing of step {self._step} for {self.timeout_s:g} s")
+                raise ExchangeBroken(missing, f"said nothing of step {self._step} for {within_s:g} s")
         return [data if rank == self.rank else self._heard.pop((rank, among, number)) for rank in among]
 
     def missing(self, among: Sequence[int], within_s: float) -> list[int]:

@@ -136,6 +136,8 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
                     word = told.word(executor.run(unit, frames))
                     _end(word, peers)
                 except ExchangeBroken as error:
+                    if peers is not None:
+                        peers.end(str(error))
                     socket.send(msgspec.msgpack.encode(told.last_word(error)))
                     threading.Event().wait(HEARD_S)
                     raise
