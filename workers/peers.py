@@ -1,6 +1,6 @@
-"""What the ranks of a pool say to each other inside a step. Each has a mailbox, and knows whom it waits for.
+"""What the ranks of a pool say to each other inside a unit. Each has a mailbox, and knows whom it waits for.
 
-A round is over when all of those it is among have said something in it. One that has ended the step instead, or says
+A round is over when all of those it is among have said something in it. One that has ended the unit instead, or says
 nothing in time, is named, and ends the pool: there is no clock by which a rank would decide anything else.
 """
 
@@ -17,14 +17,14 @@ from workers.clock import monotonic
 from workers.errors import ExchangeBroken
 
 ENDED = 0
-"""The round of a note that says how a rank's part in a step has ended. Others count from 1."""
+"""The round of a note that says how a rank's part in a unit has ended. Others count from 1."""
 
 
 class Note(Struct, frozen=True):
-    """`step` is how many units the ranks had been told to run, this one included: the same on all of them."""
+    """`unit` is how many the ranks had been told to run, this one included: the same number on all of them."""
 
     rank: int
-    step: int
+    unit: int
     among: tuple[int, ...] = ()
     round: int = ENDED
     data: bytes = b""
@@ -41,19 +41,21 @@ class Peers:
         self._mailbox = mailbox
         self._others = others
         """By rank; its own is not connected to."""
-        self._step = 0
+        self._unit = 0
         self._rounds: dict[tuple[int, ...], int] = defaultdict(int)
         self._heard: dict[tuple[int, tuple[int, ...], int], bytes] = {}
 
-    def begin(self, step: int) -> None:
-        self._step = step
+    def begin(self, unit: int) -> None:
+        self._unit = unit
         self._rounds.clear()
         self._heard.clear()
+        while self._hear(monotonic()):  # or what nobody waited for would pile up
+            pass
 
     def end(self, how: str, among: Sequence[int] | None = None) -> None:
         """Tell these others, or all, whichever of them may wait for this rank."""
         for rank in range(len(self._others)) if among is None else among:
-            self._send(rank, Note(self.rank, self._step, data=how.encode()))
+            self._send(rank, Note(self.rank, self._unit, data=how.encode()))
 
     def meet(self, within_s: float) -> None:
         """Wait until all others are there. Raises ExchangeBroken."""
@@ -65,15 +67,15 @@ class Peers:
         self._rounds[among] += 1
         number = self._rounds[among]
         for rank in among:
-            self._send(rank, Note(self.rank, self._step, among, number, data))
+            self._send(rank, Note(self.rank, self._unit, among, number, data))
         deadline = monotonic() + within_s
         while missing := [rank for rank in among if rank != self.rank and (rank, among, number) not in self._heard]:
             for rank in missing:
                 if (rank, (), ENDED) in self._heard:
                     how = self._heard[rank, (), ENDED].decode()
-                    raise ExchangeBroken([rank], f"ended step {self._step} by itself: {how}")
+                    raise ExchangeBroken([rank], f"ended unit {self._unit} by itself: {how}")
             if not self._hear(deadline):
-                raise ExchangeBroken(missing, f"said nothing of step {self._step} for {within_s:g} s")
+                raise ExchangeBroken(missing, f"said nothing of unit {self._unit} for {within_s:g} s")
         return [data if rank == self.rank else self._heard.pop((rank, among, number)) for rank in among]
 
     def missing(self, among: Sequence[int], within_s: float) -> list[int]:
@@ -89,11 +91,11 @@ class Peers:
             self._others[rank].send(msgspec.msgpack.encode(note))
 
     def _hear(self, deadline: float) -> bool:
-        """Take in a note, of this step or left over from one before; False if none came."""
+        """Take in a note, of this unit or left over from one before; False if none came."""
         if not self._mailbox.poll(max(0, int((deadline - monotonic()) * 1000))):
             return False
         note = msgspec.msgpack.decode(self._mailbox.recv(), type=Note)
-        if note.step == self._step:
+        if note.unit == self._unit:
             self._heard[note.rank, note.among, note.round] = note.data
         return True
 
@@ -108,7 +110,6 @@ def joined(folder: Path, rank: int, ranks: int, timeout_s: float) -> Iterator[Pe
         others = [stack.enter_context(context.socket(zmq.PUSH)) for _ in range(ranks)]
         for other, socket in enumerate(others):
             socket.setsockopt(zmq.LINGER, 500)  # a last word is worth waiting for, a stopped process is not
-            socket.setsockopt(zmq.SNDHWM, 0)
             if other != rank:
                 socket.connect(_address(folder, other))
         yield Peers(rank, mailbox, others, timeout_s)

@@ -16,7 +16,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Callable[..., list[Peers]]]:
-    """So many, in step 1."""
+    """So many, in unit 1."""
     with ExitStack() as stack:
 
         def join(count: int, timeout_s: float = PATIENCE_S) -> list[Peers]:
@@ -38,7 +38,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
         except ExchangeBroken as error:
             made[index] = error
 
-    threads = [threading.Thread(target=run, args=one) for one in enumerate(calls)]
+    threads = [threading.Thread(target=run, args=one, daemon=True) for one in enumerate(calls)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -76,14 +76,14 @@ def test_the_ranks_that_say_nothing_are_named(ranks: Callable[..., list[Peers]])
     heard = at_once(*(lambda one=one: one.round((0, 1, 2, 3), b"") for one in there[:2]))
 
     assert [one.ranks for one in heard] == [[2, 3]] * 2
-    assert str(heard[0]) == "ranks 2, 3 have said nothing of step 1 for 0.2 s"
+    assert str(heard[0]) == "ranks 2, 3 have said nothing of unit 1 for 0.2 s"
 
 
-def test_a_rank_that_has_ended_the_step_by_itself_is_not_waited_for(ranks: Callable[..., list[Peers]]) -> None:
+def test_a_rank_that_has_ended_the_unit_by_itself_is_not_waited_for(ranks: Callable[..., list[Peers]]) -> None:
     there = ranks(2)
     there[1].end("failed with BadLora: it does not fit")
 
-    with pytest.raises(ExchangeBroken, match="rank 1 has ended step 1 by itself: failed with BadLora: it does not fit"):
+    with pytest.raises(ExchangeBroken, match="rank 1 has ended unit 1 by itself: failed with BadLora: it does not fit"):
         there[0].round((0, 1), b"")
 
 
@@ -96,7 +96,7 @@ def test_what_a_rank_said_before_it_ended_counts(ranks: Callable[..., list[Peers
     alone.join(PATIENCE_S)
 
 
-def test_words_of_an_earlier_step_are_not_heard_in_a_later_one(ranks: Callable[..., list[Peers]]) -> None:
+def test_words_of_an_earlier_unit_are_not_heard_in_a_later_one(ranks: Callable[..., list[Peers]]) -> None:
     there = ranks(2)
     there[1].end("failed")
     for one in there:
@@ -110,3 +110,22 @@ def test_of_ranks_that_lost_another_only_that_one_is_missing(ranks: Callable[...
     there[1].end("it has lost another rank")
 
     assert there[0].missing([1, 2], within_s=0.1) == [2]
+
+
+def test_words_that_nobody_waited_for_do_not_pile_up(ranks: Callable[..., list[Peers]]) -> None:
+    """Sockets let a sender wait once they hold some thousand."""
+    here, there = ranks(2)
+
+    def many_units() -> None:
+        for unit in range(2, 5000):
+            there.begin(unit)
+            there.end("made it")
+            here.begin(unit)
+
+    at_once(many_units)
+
+    for one in (here, there):
+        one.begin(5000)
+    assert (
+        at_once(*(lambda one=one: one.round((0, 1), b"%d" % one.rank) for one in (here, there))) == [[b"0", b"1"]] * 2
+    )
