@@ -39,9 +39,7 @@ def run(worker: WorkerSettings, blobs: str, rank: int = 0) -> str:
     """A worker's life in this process. Returns why it ended."""
     store = WorkerBlobs(open_blobs(blobs))
     if rank > 0:
-        process.follow_rank_zero(worker, store, rank)
-        return "rank 0 told it to stop"
-
+        return process.follow_rank_zero(worker, store, rank)
     return process.lead(worker, store, lambda of_rank, rank: command(of_rank, blobs, rank))
 
 

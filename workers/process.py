@@ -97,8 +97,8 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         return link.run()
 
 
-def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> None:
-    """Another rank's life: `settings.connect` is rank 0's address, `settings.parent` its process."""
+def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> str:
+    """Another rank's life, to why it ended. `settings.connect` is rank 0's address, `settings.parent` its process."""
     watch_parent(settings.parent)
     device = _device(settings, rank)
     with (
@@ -109,7 +109,7 @@ def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> N
     ):
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(settings.connect)
-        follow(socket, executor, _numerics(settings, device), peers)
+        return follow(socket, executor, _numerics(settings, device), peers)
 
 
 def watch_parent(parent: int | None, every_s: float = 0.5) -> None:

@@ -58,8 +58,8 @@ class Told:
         error = answer.result.error
         return Word(self._digest.hexdigest(), summary(answer), error.message if error else "")
 
-    def last_word(self, error: ExchangeBroken) -> Word:
-        return Word(self._digest.hexdigest(), broken=str(error))
+    def last_word(self, why: ExchangeBroken) -> Word:
+        return Word(self._digest.hexdigest(), broken=str(why))
 
 
 class Followers:
@@ -122,8 +122,8 @@ class Followers:
         return [answers[rank] for rank in sorted(answers)]
 
 
-def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "", peers: Peers | None = None) -> None:
-    """Another rank's whole life: it says what it computes with, then executes what rank 0 says until told to stop."""
+def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "", peers: Peers | None = None) -> str:
+    """Another rank's whole life. Says what it computes with, then executes what rank 0 says. Returns why it ended."""
     told = Told()
     socket.send(fingerprint.encode())
     while True:
@@ -132,20 +132,16 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
         _take(command, parts, told, peers)
         match command:
             case WorkUnit() as unit:
-                try:
-                    word = told.word(executor.run(unit, frames))
-                    _end(word, peers)
-                except ExchangeBroken as error:
-                    if peers is not None:
-                        peers.end(str(error))
-                    socket.send(msgspec.msgpack.encode(told.last_word(error)))
-                    threading.Event().wait(HEARD_S)
-                    raise
+                word = _run(unit, frames, executor, told)
+                _end(word, peers)
                 socket.send(msgspec.msgpack.encode(word))
+                if word.broken:
+                    threading.Event().wait(HEARD_S)
+                    return word.broken
             case Release(job=job):
                 executor.resident.release(job)
             case Shutdown():
-                return
+                return "rank 0 told it to stop"
             case _:
                 executor.resident.clear()
 
@@ -154,6 +150,13 @@ def _take(command: EngineMessage, parts: Sequence[bytes], told: Told, peers: Pee
     told.take(command, parts)
     if peers is not None and isinstance(command, WorkUnit):
         peers.begin(told.units)
+
+
+def _run(unit: WorkUnit, frames: list[bytes], executor: Executor, told: Told) -> Word:
+    try:
+        return told.word(executor.run(unit, frames))
+    except ExchangeBroken as error:
+        return told.last_word(error)
 
 
 def _end(word: Word, peers: Peers | None) -> None:
@@ -168,4 +171,6 @@ def _difference(theirs: Word, mine: Word) -> tuple[str, str]:
 
 
 def _how(word: Word) -> str:
+    if word.broken:
+        return word.broken
     return f"failed with {word.failed}" if word.failed else f"made {word.made[:16]}"

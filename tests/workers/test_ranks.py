@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def pool(
             sockets += [ours, theirs]
             if rank < len(others):
                 of_rank = (heard(theirs), others[rank], "", theirs_to_others[rank])
-                threads.append(threading.Thread(target=_follow, args=of_rank))
+                threads.append(threading.Thread(target=follow, args=of_rank))
                 threads[-1].start()
         followers = Followers(sockets[::2], timeout_s, mine)
         try:
@@ -69,11 +69,6 @@ def pool(
                 assert not thread.is_alive(), "a rank that is told to stop stops"
             for socket in sockets:
                 socket.close(0)
-
-
-def _follow(*of_rank: Any) -> None:
-    with suppress(ExchangeBroken):  # which ends its process
-        follow(*of_rank)
 
 
 def test_ranks_that_make_the_same_agree() -> None:
