@@ -13,7 +13,7 @@ from cards.errors import NotFinite
 from cards.family import Components, Family, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
 from cards.parallel import ULYSSES
-from cards.registry import Registry
+from cards.registry import Families
 from cards.ulysses import Dealing, Ranks
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
@@ -58,7 +58,7 @@ class Beside(Mapping[str, Any]):
 
 
 def load_models(
-    registry: Registry, device: str = "cpu", branches: Branches | None = None, ranks: Ranks | None = None
+    registry: Families, device: str = "cpu", branches: Branches | None = None, ranks: Ranks | None = None
 ) -> dict[str, Loaded]:
     """`branches` evaluates those of their steps; without, each step evaluates its own. `ranks` share their forwards."""
     loaded = {name: (_modules(family, device, ranks), family.bodies()) for name, family in registry.items()}

@@ -77,6 +77,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         peers = stack.enter_context(_peers(settings, 0))
         followers = stack.enter_context(_followers(settings, others, follower, peers))
         families, executor = stack.enter_context(_prepared(settings, blobs, peers, 0, device))
+        registry.tell_unusable(families)
         numerics = _numerics(settings, device)
         followers.ready(numerics)
         identity = Identity(
