@@ -37,6 +37,7 @@ class Stretch(Struct, frozen=True):
     """Of a head."""
     layers: int
     dtype: "torch.dtype"
+    device: "torch.device"
 
 
 class Turns(Protocol):

@@ -66,10 +66,8 @@ class Exchanges:
         self._parts = parts(stretch.tokens, len(channel.ranks))
         self._heads = stretch.heads // len(channel.ranks)
         self._left = 2 * stretch.layers + 1
-        self._device = torch.device("cpu")
 
     def mine(self, whole: Tensor) -> Tensor:
-        self._device = whole.device
         end = [*accumulate(self._parts)][self._channel.place]
         return whole[:, end - self._parts[self._channel.place] : end]
 
@@ -90,9 +88,8 @@ class Exchanges:
     def give_up(self) -> None:
         """Make the turns that are left with nothing to say."""
         stretch, mine = self._stretch, self._parts[self._channel.place]
-        some_tokens = torch.zeros(
-            stretch.batch, mine, stretch.heads, stretch.width, dtype=stretch.dtype, device=self._device
-        )
+        shape = (stretch.batch, mine, stretch.heads, stretch.width)
+        some_tokens = torch.zeros(shape, dtype=stretch.dtype, device=stretch.device)
         some_heads = some_tokens.new_zeros(stretch.batch, stretch.tokens, self._heads, stretch.width)
         while self._left > 1:
             if self._left % 2:

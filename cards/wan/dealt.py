@@ -5,6 +5,7 @@ Only self-attention needs what other ranks have. Tokens attend to the text where
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
@@ -34,11 +35,9 @@ def deal(transformer: Any, ranks: Ranks) -> None:
 def _stretch(transformer: Any, latent_BCFHW: Tensor) -> Stretch:
     config = transformer.config
     batch, _, *sides = latent_BCFHW.shape
-    tokens = 1
-    for side, step in zip(sides, config.patch_size, strict=True):
-        tokens *= side // step
+    tokens = prod(side // step for side, step in zip(sides, config.patch_size, strict=True))
     heads, width = config.num_attention_heads, config.attention_head_dim
-    return Stretch(batch, tokens, heads, width, len(transformer.blocks), latent_BCFHW.dtype)
+    return Stretch(batch, tokens, heads, width, len(transformer.blocks), latent_BCFHW.dtype, latent_BCFHW.device)
 
 
 class DealtForward(WanForward):
