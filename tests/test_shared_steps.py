@@ -163,5 +163,5 @@ def test_a_lora_that_does_not_load_on_one_rank_ends_the_pool_with_its_name(
         two.send(replace(adapted, id=replace(adapted.id, version=2)), [*given, data])
 
         reason = two.hear(Goodbye).reason
-    assert "rank 1 has ended unit 2 by itself: failed with BadLora" in reason
+    assert "rank 1 has ended command 2 by itself: failed with BadLora" in reason
     assert well == made(Executor(load_models({"wan": wan("wan")}), WorkerBlobs(MemoryBlobs())).run(plain, given).result)

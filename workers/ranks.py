@@ -7,7 +7,8 @@ the pool, since every later step would be built on it.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import blake3
 import msgspec
@@ -42,14 +43,14 @@ def summary(answer: Answer) -> str:
 
 
 class Told:
-    """All commands until now, as one digest, and the number of units among them: equal on ranks that do the same."""
+    """All commands until now, as one digest, and their number: equal on ranks that do the same."""
 
     def __init__(self) -> None:
-        self.units = 0
+        self.commands = 0
         self._digest = blake3.blake3()
 
-    def take(self, command: EngineMessage, parts: Sequence[bytes]) -> None:
-        self.units += isinstance(command, WorkUnit)
+    def take(self, parts: Sequence[bytes]) -> None:
+        self.commands += 1
         for part in (len(parts).to_bytes(4, "little"), *parts):
             self._digest.update(len(part).to_bytes(8, "little"))
             self._digest.update(part)
@@ -78,7 +79,7 @@ class Followers:
         if not self._sockets:
             return
         parts = [wire.encode(command), *frames]
-        _take(command, parts, self._told, self._peers)
+        _take(parts, self._told, self._peers)
         for rank, socket in enumerate(self._sockets, start=1):
             try:
                 socket.send_multipart(parts)
@@ -128,16 +129,15 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
     socket.send(fingerprint.encode())
     while True:
         head, *frames = parts = socket.recv_multipart()
-        command = wire.decode_engine_message(head)
-        _take(command, parts, told, peers)
-        match command:
+        _take(parts, told, peers)
+        match wire.decode_engine_message(head):
             case WorkUnit() as unit:
-                word = _run(unit, frames, executor, told)
-                _end(word, peers)
-                socket.send(msgspec.msgpack.encode(word))
-                if word.broken:
-                    threading.Event().wait(HEARD_S)
-                    return word.broken
+                for word in _words(told, partial(_run, executor, unit, frames)):
+                    _end(word, peers)
+                    socket.send(msgspec.msgpack.encode(word))
+                    if word.broken:
+                        threading.Event().wait(HEARD_S)
+                        return word.broken
             case Release(job=job):
                 executor.resident.release(job)
             case Shutdown():
@@ -146,17 +146,22 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
                 executor.resident.clear()
 
 
-def _take(command: EngineMessage, parts: Sequence[bytes], told: Told, peers: Peers | None) -> None:
-    told.take(command, parts)
-    if peers is not None and isinstance(command, WorkUnit):
-        peers.begin(told.units)
+def _take(parts: Sequence[bytes], told: Told, peers: Peers | None) -> None:
+    told.take(parts)
+    if peers is not None:
+        peers.begin(told.commands)
 
 
-def _run(unit: WorkUnit, frames: list[bytes], executor: Executor, told: Told) -> Word:
+def _run(executor: Executor, unit: WorkUnit, frames: list[bytes]) -> list[Answer]:
+    return [executor.run(unit, frames)]
+
+
+def _words(told: Told, run: Callable[[], Sequence[Answer]]) -> list[Word]:
+    """One for each unit that was run."""
     try:
-        return told.word(executor.run(unit, frames))
+        return [told.word(answer) for answer in run()]
     except ExchangeBroken as error:
-        return told.last_word(error)
+        return [told.last_word(error)]
 
 
 def _end(word: Word, peers: Peers | None) -> None:

@@ -16,7 +16,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Callable[..., list[Peers]]]:
-    """So many, in unit 1."""
+    """So many, in command 1."""
     with ExitStack() as stack:
 
         def join(count: int, timeout_s: float = PATIENCE_S) -> list[Peers]:
@@ -76,14 +76,14 @@ def test_the_ranks_that_say_nothing_are_named(ranks: Callable[..., list[Peers]])
     heard = at_once(*(lambda one=one: one.round((0, 1, 2, 3), b"") for one in there[:2]))
 
     assert [one.ranks for one in heard] == [[2, 3]] * 2
-    assert str(heard[0]) == "ranks 2, 3 have said nothing of unit 1 for 0.2 s"
+    assert str(heard[0]) == "ranks 2, 3 have said nothing of command 1 for 0.2 s"
 
 
-def test_a_rank_that_has_ended_the_unit_by_itself_is_not_waited_for(ranks: Callable[..., list[Peers]]) -> None:
+def test_a_rank_that_has_ended_the_command_by_itself_is_not_waited_for(ranks: Callable[..., list[Peers]]) -> None:
     there = ranks(2)
     there[1].end("failed with BadLora: it does not fit")
 
-    with pytest.raises(ExchangeBroken, match="rank 1 has ended unit 1 by itself: failed with BadLora: it does not fit"):
+    with pytest.raises(ExchangeBroken, match="rank 1 has ended command 1 by itself: failed with BadLora"):
         there[0].round((0, 1), b"")
 
 
@@ -96,13 +96,27 @@ def test_what_a_rank_said_before_it_ended_counts(ranks: Callable[..., list[Peers
     alone.join(PATIENCE_S)
 
 
-def test_words_of_an_earlier_unit_are_not_heard_in_a_later_one(ranks: Callable[..., list[Peers]]) -> None:
+def test_words_of_an_earlier_command_are_not_heard_in_a_later_one(ranks: Callable[..., list[Peers]]) -> None:
     there = ranks(2)
     there[1].end("failed")
     for one in there:
         one.begin(2)
 
     assert at_once(*(lambda one=one: one.round((0, 1), b"%d" % one.rank) for one in there)) == [[b"0", b"1"]] * 2
+
+
+def test_a_rank_that_is_ahead_is_heard_when_the_others_are_there(ranks: Callable[..., list[Peers]]) -> None:
+    """Nobody waits for all to have obeyed a release."""
+    here, there = ranks(2)
+    there.begin(3)
+    ahead = threading.Thread(target=there.round, args=((0, 1), b"ahead"))
+    ahead.start()
+    here.begin(2)
+    assert here.missing([1], within_s=0.3) == [1]  # which takes in what has come
+    here.begin(3)
+
+    assert here.round((0, 1), b"") == [b"", b"ahead"]
+    ahead.join(PATIENCE_S)
 
 
 def test_of_ranks_that_lost_another_only_that_one_is_missing(ranks: Callable[..., list[Peers]]) -> None:
@@ -116,13 +130,13 @@ def test_words_that_nobody_waited_for_do_not_pile_up(ranks: Callable[..., list[P
     """Sockets let a sender wait once they hold some thousand."""
     here, there = ranks(2)
 
-    def many_units() -> None:
-        for unit in range(2, 5000):
-            there.begin(unit)
+    def many_commands() -> None:
+        for command in range(2, 5000):
+            there.begin(command)
             there.end("made it")
-            here.begin(unit)
+            here.begin(command)
 
-    at_once(many_units)
+    at_once(many_commands)
 
     for one in (here, there):
         one.begin(5000)
