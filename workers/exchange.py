@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from cards import codec
-from cards.branches import Outputs, in_order
+from cards.branches import Branches, Outputs, in_order
 from cards.parallel import CFG, ULYSSES, ParallelPlan
 from cards.ulysses import Ranks
 from cards.wire import StepError
@@ -49,9 +49,12 @@ class Said(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """What steps are shared with: their branches, and the tokens of their forwards."""
+    """What steps are shared with: their branches, and the tokens of their forwards.
 
-    branches: "Exchange | None" = None
+    `branches` is there whatever is shared: by it a step is known to be run by several ranks, one after the other.
+    """
+
+    branches: Branches | None = None
     ranks: Ranks | None = None
 
 
@@ -80,7 +83,7 @@ def opened(plan: ParallelPlan, peers: Peers, store: Path, device: str) -> Iterat
             halves = _group(plan, plan.halves, peers, device)
             neighbours = _group(plan, plan.neighbours, peers, device)
         yield Opened(
-            Exchange(halves, everyone) if plan.degree(CFG) > 1 else None,
+            Exchange(halves, everyone) if plan.degree(CFG) > 1 else in_order,
             Ulysses(neighbours) if plan.degree(ULYSSES) > 1 else None,
         )
     finally:
