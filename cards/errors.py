@@ -9,7 +9,8 @@ CardError
  - Unmeasured        a model whose family does not say how large what it makes is: no job of it can be planned
  - BadLora           a LoRA that does not fit the model
  - BadExtension      an extension that is not there, or cannot do what it was told
- - NothingToShare    no model of a pool has branches that its ranks could share
+ - BadPlan           axes or degrees that no pool of ranks could have
+ - NothingToShare    no model of a pool has what its ranks could share along an axis
  - NotFinite         a step made a NaN or an Inf where somebody watches for them
  - NoReference       nothing that a model, or a request to it, can be held against
 """
@@ -87,12 +88,19 @@ class BadExtension(CardError):
         self.name = name
 
 
+class BadPlan(CardError):
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"parallel: {problem}")
+        self.problem = problem
+
+
 class NothingToShare(CardError):
     """`reasons` are by model."""
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
+    def __init__(self, axis: str, reasons: Mapping[str, str]) -> None:
         each = "; ".join(f"{model}: {reason}" for model, reason in reasons.items()) or "there is no model"
-        super().__init__(f"parallel: cfg has nothing to share among ranks: {each}; leave it out")
+        super().__init__(f"parallel: {axis} has nothing to share among ranks: {each}; leave it out")
+        self.axis = axis
         self.reasons = reasons
 
 

@@ -10,8 +10,10 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta, Struct
 
-from cards.errors import BadExtension
+from cards import parallel
+from cards.errors import BadExtension, BadPlan
 from cards.extensions import observers
+from cards.parallel import ParallelPlan
 from cards.registry import DEFAULT_FAMILIES
 from engine.collect import Retention
 from engine.scheduling.policy import POLICIES
@@ -46,8 +48,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Worker processes to start and keep alive; 0 if all come from elsewhere."""
     ranks: Count = 1
     """Ranks of each of these workers."""
-    parallel: Literal["cfg"] | None = None
-    """With "cfg" two ranks share the branches of guidance: each evaluates its own and they exchange the outputs."""
+    parallel: str | None = None
+    """What ranks share of a step, as cfg=2, ulysses=2 or cfg=2,ulysses=2: branches of guidance, tokens of forwards."""
     rank_timeout_s: Seconds = 60.0
     """How long a rank of a worker waits for another before it gives the pool up."""
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
@@ -111,6 +113,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     @property
+    def plan(self) -> ParallelPlan | None:
+        """Raises BadPlan."""
+        return None if self.parallel is None else parallel.parse(self.parallel)
+
+    @property
     def store_url(self) -> str:
         return self.store or f"sqlite:///{quote(str(self.data.absolute() / 'keyframe.db'))}"
 
@@ -146,20 +153,14 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     try:
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)
-        _check_ranks(settings)
         _check_policy(settings)
+        if settings.plan is not None:
+            parallel.check_ranks(settings.plan, settings.ranks)
         return settings
-    except BadExtension as error:
+    except (BadExtension, BadPlan) as error:
         raise BadSettings(str(error)) from error
     except msgspec.ValidationError as error:
         raise BadSettings(f"bad setting: {error}") from error
-
-
-def _check_ranks(settings: Settings) -> None:
-    if settings.parallel is not None and settings.ranks != 2:
-        raise BadSettings(
-            f"parallel: {settings.parallel} is for 2 ranks and there are {settings.ranks}; set ranks to 2"
-        )
 
 
 def _check_policy(settings: Settings) -> None:

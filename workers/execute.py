@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from cards import codec
 from cards.branches import COMPONENT, Branches, driven, evaluate
 from cards.errors import NotFinite
-from cards.family import Asking, Components, Made, StepBody
+from cards.family import Asking, Components, Family, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
 from cards.forward import Forward, Outputs
+from cards.parallel import ULYSSES
 from cards.registry import Families
+from cards.ulysses import Dealing, Ranks
 from cards.wire import (
     INLINE_LIMIT,
     ArtifactRef,
@@ -76,13 +78,21 @@ class Beside(Mapping[str, Any]):
         return len(self._components) + len(self._more)
 
 
-def load_models(registry: Families, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
-    """`branches` evaluates those of their steps; without, each step evaluates its own."""
-    loaded = {name: (family.load(device), family.bodies()) for name, family in registry.items()}
+def load_models(
+    registry: Families, device: str = "cpu", branches: Branches | None = None, ranks: Ranks | None = None
+) -> dict[str, Loaded]:
+    """`branches` evaluates those of their steps; without, each step evaluates its own. `ranks` share their forwards."""
+    loaded = {name: (_modules(family, device, ranks), family.bodies()) for name, family in registry.items()}
     more = {} if branches is None else {COMPONENT: branches}
     return {
         name: Loaded(Beside(modules, more) if more else modules, bodies) for name, (modules, bodies) in loaded.items()
     }
+
+
+def _modules(family: Family, device: str, ranks: Ranks | None) -> Components:
+    if ranks is not None and isinstance(family, Dealing) and not family.unshared(ULYSSES, ranks.degree):
+        return family.load_dealt(device, ranks)
+    return family.load(device)
 
 
 def asking(step: Made | Asking) -> Asking:

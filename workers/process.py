@@ -10,19 +10,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
 
 import zmq
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import fingerprint, registry
-from cards.branches import Branches, check
 from cards.model import Model
+from cards.parallel import ULYSSES, ParallelPlan, check
 from workers import devices, exchange
 from workers.execute import Executor, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
+from workers.peers import Peers, joined
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
 
@@ -39,8 +39,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """cpu, cuda, cuda:1 or auto: each rank takes one."""
     slot: int = 0
     """Which of its machine's workers this is: its ranks take the devices after those of the workers before it."""
-    parallel: Literal["cfg"] | None = None
-    """Two ranks share the branches of guidance instead of each evaluating all of them."""
+    parallel: ParallelPlan | None = None
+    """What the ranks share of a step instead of each running all of it."""
     credits: int = 16
     threads: int = 1
     memory_bytes: int | None = None
@@ -75,10 +75,11 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         if settings.ranks > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
             settings = replace(settings, meet_in=folder)
-        followers = stack.enter_context(_followers(settings, others, follower))
-        families, executor = stack.enter_context(_prepared(settings, blobs, 0, device))
+        peers = stack.enter_context(_peers(settings, 0))
+        followers = stack.enter_context(_followers(settings, others, follower, peers))
+        families, executor = stack.enter_context(_prepared(settings, blobs, peers, 0, device))
         registry.tell_unusable(families)
-        numerics = fingerprint.numerics(device)
+        numerics = _numerics(settings, device)
         followers.ready(numerics)
         identity = Identity(
             worker=f"{settings.pool}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -98,17 +99,19 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         return link.run()
 
 
-def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> None:
-    """Another rank's life: `settings.connect` is rank 0's address, `settings.parent` its process."""
+def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> str:
+    """Another rank's life, to why it ended. `settings.connect` is rank 0's address, `settings.parent` its process."""
     watch_parent(settings.parent)
     device = _device(settings, rank)
     with (
-        _prepared(settings, blobs, rank, device) as (_, executor),
+        _peers(settings, rank) as peers,
+        _prepared(settings, blobs, peers, rank, device) as (_, executor),
         zmq.Context() as context,
         context.socket(zmq.PAIR) as socket,
     ):
+        socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(settings.connect)
-        follow(socket, executor, fingerprint.numerics(device))
+        return follow(socket, executor, _numerics(settings, device), peers)
 
 
 def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
@@ -130,9 +133,25 @@ def _device(settings: WorkerSettings, rank: int) -> str:
     return devices.device_of(settings.device, settings.slot * settings.ranks + rank)
 
 
+def _numerics(settings: WorkerSettings, device: str) -> str:
+    """Dealt out tokens have the bits of one rank where cards/ulysses.py knows the kernels, which is on a CPU."""
+    apart = settings.parallel is not None and settings.parallel.degree(ULYSSES) > 1 and device != "cpu"
+    return f"{fingerprint.numerics(device)} {settings.parallel}" if apart else fingerprint.numerics(device)
+
+
+@contextmanager
+def _peers(settings: WorkerSettings, rank: int) -> Iterator[Peers | None]:
+    """For ranks that share steps."""
+    if settings.parallel is None:
+        yield None
+        return
+    with joined(Path(settings.meet_in), rank, settings.ranks, settings.rank_timeout_s) as opened:
+        yield opened
+
+
 @contextmanager
 def _prepared(
-    settings: WorkerSettings, blobs: BlobStore, rank: int, device: str
+    settings: WorkerSettings, blobs: BlobStore, peers: Peers | None, rank: int, device: str
 ) -> Iterator[tuple[registry.Registry, Executor]]:
     """Raises NothingToShare, ExchangeBroken and what `registry.load` raises."""
     import torch
@@ -140,20 +159,21 @@ def _prepared(
     torch.set_num_threads(settings.threads)
     devices.settle(device)
     families = registry.load(settings.families, settings.models)
-    with _branches(settings, families, rank, device) as branches:
-        models = load_models(families, device, branches)
+    with _shared(settings, families, peers, device) as shared:
+        models = load_models(families, device, shared.branches, shared.ranks)
         yield families, executor(models, blobs, settings.extensions, stores=rank == 0, device=device)
 
 
 @contextmanager
-def _branches(
-    settings: WorkerSettings, families: registry.Registry, rank: int, device: str
-) -> Iterator[Branches | None]:
-    if settings.parallel is None:
-        yield None
+def _shared(
+    settings: WorkerSettings, families: registry.Registry, peers: Peers | None, device: str
+) -> Iterator[exchange.Opened]:
+    """What the ranks have between them to share steps with, once that is sure to be of use."""
+    if settings.parallel is None or peers is None:
+        yield exchange.Opened()
         return
-    check(families)
-    with exchange.opened(Path(settings.meet_in, "exchange"), rank, device, settings.rank_timeout_s) as opened:
+    check(settings.parallel, families)
+    with exchange.opened(settings.parallel, peers, Path(settings.meet_in, "exchange"), device) as opened:
         yield opened
 
 
@@ -184,7 +204,9 @@ class Others:
 
 
 @contextmanager
-def _followers(settings: WorkerSettings, others: Others, follower: Follower) -> Iterator[Followers]:
+def _followers(
+    settings: WorkerSettings, others: Others, follower: Follower, peers: Peers | None
+) -> Iterator[Followers]:
     """Start the other ranks and the sockets to them; all of them are gone afterwards."""
     if settings.ranks == 1:
         yield Followers([], settings.rank_timeout_s)
@@ -200,4 +222,4 @@ def _followers(settings: WorkerSettings, others: Others, follower: Follower) -> 
             sockets.append(socket)
             of_rank = replace(settings, connect=address, parent=os.getpid())
             stack.callback(others.end, others.start(follower(of_rank, rank), rank))
-        yield Followers(sockets, settings.rank_timeout_s)
+        yield Followers(sockets, settings.rank_timeout_s, peers)

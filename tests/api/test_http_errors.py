@@ -11,6 +11,7 @@ from cards.errors import (
     BadCheckpoint,
     BadExtension,
     BadLora,
+    BadPlan,
     CardError,
     InvalidCard,
     NoFamily,
@@ -26,6 +27,7 @@ from tests.sim import Running
 NEVER_IN_HTTP = {
     BadCheckpoint,
     BadLora,
+    BadPlan,
     InvalidCard,
     NoFamily,
     NoReference,
