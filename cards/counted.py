@@ -18,6 +18,7 @@ class Counted:
 
     semantics: str
     peak_bytes: int = 0
+    feature: bool = False
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
@@ -56,6 +57,7 @@ class Counted:
             scalars=state.scalars | {"steps": state.steps},
             resources=Resources(peak_bytes=self.peak_bytes),
             writes=self.writes(state),
+            feature=self.feature,
         )
 
     def steps(self, context: LoopContext) -> int:
@@ -95,8 +97,11 @@ class Simple(Counted):
         makes: tuple[str, ...] | None = None,
         scalars: Scalars = nothing,
         steps: Callable[[LoopContext], int] | None = None,
+        *,
+        feature: bool = False,
     ) -> None:
         super().__init__(instance)
+        self.feature = feature
         self.semantics = semantics
         self._makes = makes
         self._scalars = scalars

@@ -43,6 +43,10 @@ class Made(Struct, frozen=True):
     scalars: dict[str, Scalar] = {}
     artifacts: tuple[Artifact, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values()) + sum(len(one.data) for one in self.artifacts)
+
 
 Components: TypeAlias = Mapping[str, Any]
 """Resident modules by component name."""

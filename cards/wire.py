@@ -52,6 +52,10 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
 
     `derives` names tensors that the step's fold makes (cards/folding.py), after its body has made the others. Their
     bytes are stored if it is a `snapshot`, which the engine says.
+
+    A `feature` follows from the reads and scalars alone: any step of any job for which these are equal makes the same,
+    and a worker may answer with what it made before. `slabs` are those of the writes that later steps of the job read
+    and nobody else does, such as keys and values: a worker counts them apart.
     """
 
     instance: str
@@ -65,6 +69,8 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     writes: tuple[str, ...] | None = None
     derives: tuple[str, ...] = ()
     snapshot: bool = True
+    feature: bool = False
+    slabs: tuple[str, ...] = ()
 
 
 class Refold(Struct, frozen=True):
@@ -177,6 +183,16 @@ class Hello(Struct, frozen=True, tag="hello"):
     answers: int = 0
 
 
+class CacheUse(Struct):
+    """Of one class of what a worker keeps: how much is there, and how it was used since the worker started."""
+
+    nbytes: int = 0
+    entries: int = 0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+
+
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """Sent by the link's thread, also while a step runs.
 
@@ -189,6 +205,8 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     resident_bytes: int
     sent: int | None = None
     received: int | None = None
+    caches: dict[str, CacheUse] = {}
+    """By class."""
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):
@@ -203,6 +221,8 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     inline: tuple[str, ...] = ()
     observed: dict[str, float] = {}
     """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
+    reused: bool = False
+    """The worker had it from an equal step: its seconds say nothing of what such a step takes."""
 
 
 class Released(Struct, frozen=True, tag="released"):

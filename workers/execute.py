@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import codec
+from cards import cache_key, codec, lora
 from cards.branches import COMPONENT, Branches
+from cards.cache_key import CacheKey, Origin
 from cards.errors import NotFinite
-from cards.family import Components, Made, StepBody
+from cards.family import Components, Family, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
 from cards.registry import Registry
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
+from workers.adapters import Adapters
+from workers.caches import FEATURE, STEP, Caches
 from workers.clock import perf_counter
 from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
 from workers.naming import Named, Naming
@@ -24,10 +27,15 @@ if TYPE_CHECKING:
 
 
 class Loaded(Struct, frozen=True):
-    """A model on this device: its modules and what may be done with them."""
+    """A model on this device: its modules, what may be done with them, and what its bodies are given beside them.
+
+    Without a family nothing is known of what its steps are made of, and nothing that they make is used again.
+    """
 
     components: Components
     bodies: Mapping[str, StepBody]
+    beside: Mapping[str, Any] = {}
+    family: Family | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -57,23 +65,29 @@ class Beside(Mapping[str, Any]):
 
 def load_models(registry: Registry, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
     """`branches` evaluates those of their steps; without, each step evaluates its own."""
-    loaded = {name: (family.load(device), family.bodies()) for name, family in registry.items()}
-    more = {} if branches is None else {COMPONENT: branches}
-    return {
-        name: Loaded(Beside(modules, more) if more else modules, bodies) for name, (modules, bodies) in loaded.items()
-    }
+    beside = {} if branches is None else {COMPONENT: branches}
+    return {name: Loaded(family.load(device), family.bodies(), beside, family) for name, family in registry.items()}
 
 
 class Executor:
     """Runs one unit at a time. The same units in the same order give the same answers on every rank."""
 
     def __init__(
-        self, models: Mapping[str, Loaded], blobs: BlobStore, *, stores: bool = True, device: str = "cpu"
+        self,
+        models: Mapping[str, Loaded],
+        blobs: BlobStore,
+        *,
+        stores: bool = True,
+        device: str = "cpu",
+        caches: Caches | None = None,
     ) -> None:
-        self.resident = Resident(blobs, device)
+        self.caches = caches or Caches()
+        self.resident = Resident(blobs, device, self.caches)
         self._models = models
         self._blobs = blobs
         self._stores = stores
+        self._origins: dict[str, Origin] = {}
+        self._reused = False
 
     def run(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         return self.keep(self.execute(unit, frames))
@@ -89,6 +103,7 @@ class Executor:
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         """An error of the step is an answer; only what breaks the process itself is raised."""
+        self._reused = False
         began = perf_counter()
         try:
             self.resident.follow(unit.id.job, unit.id.epoch)
@@ -107,6 +122,7 @@ class Executor:
                 named |= naming.name(derived, store=unit.plan.snapshot)
             if unit.plan.writes is not None and set(named) != set(unit.plan.writes):
                 raise BrokenPromise(", ".join(sorted(set(named) ^ set(unit.plan.writes))))
+            self._keep_slabs(unit.id.job, replace(unit.plan, reads=reads), {n: one.ref for n, one in named.items()})
             return self._answer(unit.id, made, named, naming, seconds)
         except ExchangeBroken:
             raise
@@ -122,14 +138,60 @@ class Executor:
         return Naming(reads, tensors, unstored, self.resident.device)
 
     def _step(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+        """What the body makes, or has made of the same before."""
+        key = self._feature(job, plan)
+        if key is None:
+            return self._computed(job, plan, tensors)
+        made: Made | None = self.caches.get(FEATURE, key, job)
+        self._reused = made is not None
+        if made is None:
+            made = self._computed(job, plan, tensors)
+            self.caches.put(FEATURE, key, made, made.nbytes, job)
+        return made
+
+    def _computed(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
         import torch
 
-        with torch.inference_mode():
-            return self._body(job, plan, tensors)
+        try:
+            with torch.inference_mode():
+                return self._body(job, plan, tensors)
+        finally:
+            self.caches.release(STEP)
 
     def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+        return self._models[plan.instance].bodies[plan.kind](self._components(plan), plan, tensors)
+
+    def _components(self, plan: WorkPlan) -> Components:
+        """The modules of the plan's model, and what its bodies are given besides."""
         model = self._models[plan.instance]
-        return model.bodies[plan.kind](model.components, plan, tensors)
+        if model.family is None:
+            return Beside(model.components, model.beside) if model.beside else model.components
+        adapters = Adapters(self._origin(plan), self.caches)
+        return Beside(model.components, {**model.beside, lora.COMPONENT: adapters})
+
+    def _origin(self, plan: WorkPlan) -> Origin:
+        found = self._origins.get(plan.instance)
+        if found is None:
+            model = self._models[plan.instance]
+            assert model.family is not None
+            found = cache_key.origin(model.family, parallel=" ".join(sorted(model.beside)))
+            self._origins[plan.instance] = found
+        return found
+
+    def _feature(self, job: str, plan: WorkPlan) -> CacheKey | None:
+        """None for a step whose outputs are no other's."""
+        if not plan.feature or self._models[plan.instance].family is None:
+            return None
+        reads = {name: self.resident.resolve(job, ref) for name, ref in plan.reads.items()}
+        return cache_key.of_feature(self._origin(plan), replace(plan, reads=reads))
+
+    def _keep_slabs(self, job: str, plan: WorkPlan, made: Mapping[str, TensorRef]) -> None:
+        """What the plan calls slabs goes into their cache once it is put."""
+        slabs = {name: made[name] for name in plan.slabs if name in made}
+        if slabs and self._models[plan.instance].family is not None:
+            origin = self._origin(plan)
+            keys = {ref.digest: cache_key.of_slab(origin, plan, name, ref) for name, ref in slabs.items()}
+            self.resident.slabs(job, keys)
 
     def _derived_by_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
         """What the plan derives, where there is no fold for it and the step's body has made it all."""
@@ -159,6 +221,7 @@ class Executor:
             tensors = self._tensors(job, refold.plan.reads)
             made = self._step(job, self._runnable(refold.plan), tensors)
             named = self._naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
+            self._keep_slabs(job, refold.plan, refold.makes)
             for name, ref in refold.makes.items():
                 if name not in named or named[name].ref != ref:
                     found = named[name].ref.digest if name in named else "nothing"
@@ -191,6 +254,7 @@ class Executor:
             scalars=made.scalars,
             seconds=seconds,
             inline=tuple(inline),
+            reused=self._reused,
         )
         return Answer(result, tuple(inline.values()), large if self._stores else {})
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from cards import wire
 from cards.wire import (
+    CacheUse,
     Goodbye,
     Heartbeat,
     Hello,
@@ -208,7 +209,14 @@ class Link:
 
     def _beat(self, engine: Dealer) -> Heartbeat:
         held = self._executor.resident.held()
-        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received)
+        return Heartbeat(
+            self._inbox.units(),
+            held.tensors,
+            held.nbytes,
+            engine.sent,
+            engine.received,
+            caches={name: use for name, use in self._executor.caches.uses().items() if use != CacheUse()},
+        )
 
 
 def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:

@@ -82,7 +82,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Throu
     policy = GUIDANCE[str(scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}  # whether at all, the request says
     seen = reads.get("image_tokens")
-    with _adapted(transformer, plan, reads) if expert == "transformer" else nullcontext():
+    with _adapted(components, plan, reads) if expert == "transformer" else nullcontext():
         if policy.together and _tokens(transformer, latent_BCFHW) >= LEAST_TOKENS:
             latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
             rows = _forward(transformer, latents, t_B, torch.cat([*texts.values()]), seen).whole()
@@ -113,7 +113,7 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     transformer = components["transformer"]
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
-    with _adapted(transformer, plan, reads):
+    with _adapted(components, plan, reads):
         velocity = _forward(transformer, latent.to(transformer.dtype), t_B, reads["text"]).whole()
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
     following = plan.step + 1
@@ -197,9 +197,9 @@ def _tokens(transformer: Any, latent_BCFHW: Tensor) -> int:
     return latent_BCFHW[0, 0].numel() // patch
 
 
-def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextManager[None]:
+def _adapted(components: Components, plan: WorkPlan, reads: Reads) -> AbstractContextManager[None]:
     """LoRAs are of the first transformer, as diffusers loads them."""
-    return lora.applied(transformer, plan, reads, WanPipeline.lora_state_dict)
+    return lora.applied(components, "transformer", plan, reads, WanPipeline.lora_state_dict)
 
 
 def _forward(
