@@ -142,6 +142,18 @@ class Introduce(Struct, frozen=True, tag="introduce"):
     number: int = 0
 
 
+class Sleep(Struct, frozen=True, tag="sleep"):
+    """Unload these components, each `<model>/<component>`. A step that needs one loads it again."""
+
+    names: tuple[str, ...]
+
+
+class Wake(Struct, frozen=True, tag="wake"):
+    """Load these components now, as far as there is room."""
+
+    names: tuple[str, ...]
+
+
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """Finish the step that runs, answer it, and exit."""
 
@@ -152,7 +164,7 @@ class Refuse(Struct, frozen=True, tag="refuse"):
     reason: str
 
 
-EngineMessage: TypeAlias = WorkUnit | Release | Introduce | Shutdown | Refuse
+EngineMessage: TypeAlias = WorkUnit | Release | Introduce | Sleep | Wake | Shutdown | Refuse
 
 
 class ModelIdentity(Struct, frozen=True):
@@ -193,6 +205,13 @@ class CacheUse(Struct):
     evicted: int = 0
 
 
+class Weights(Struct, frozen=True):
+    """What it takes to have a component: bytes, and seconds when it was last loaded, None for never."""
+
+    nbytes: int
+    load_s: float | None = None
+
+
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """Sent by the link's thread, also while a step runs.
 
@@ -207,6 +226,10 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     received: int | None = None
     caches: dict[str, CacheUse] = {}
     """By class."""
+    resident: tuple[str, ...] = ()
+    """The components that are loaded, `<model>/<component>`, of those with weights."""
+    weights: dict[str, Weights] = {}
+    """All of those."""
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):
@@ -221,6 +244,8 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     inline: tuple[str, ...] = ()
     observed: dict[str, float] = {}
     """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
+    loading_s: float = 0.0
+    """What loading components took before it could run; not among its seconds."""
     reused: bool = False
     """The worker had it from an equal step: its seconds say nothing of what such a step takes."""
 

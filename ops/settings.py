@@ -52,6 +52,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where its workers compute: cpu, cuda, cuda:1, or auto, a GPU if there is one. Each rank takes one, in order."""
     threads: Count = max(1, (os.cpu_count() or 2) // 2)
     """Threads that each rank computes with. Outputs do not depend on it."""
+    weights_bytes: Annotated[int, Meta(ge=1)] | None = None
+    """Of components that each rank has loaded at once; all of them if left out. What is used least goes first."""
     listen_workers: str | None = None
     """ZeroMQ address for workers from elsewhere, such as tcp://10.0.0.1:7000; a private socket if left out."""
     pool: str = "default"

@@ -63,6 +63,7 @@ class CacheClass:
         kept = self.entries.pop(key)
         self.use.nbytes -= kept.nbytes
         self.use.entries -= 1
+        kept.value = None  # whoever is told may count on it that nobody here refers to it
         kept.dropped()
 
     def shrink(self, room: int = 0, last: Callable[[CacheKey], bool] = lambda key: False) -> None:

@@ -6,6 +6,7 @@ WorkerError
  - ExchangeBroken      the other rank is gone, or has said nothing of its branches in time
  - BranchFailed        a branch of a step failed, on whichever rank
  - NoDevice            a rank's device is not on this machine
+ - WeightsTooLarge     a component that is larger than all that may be loaded
  - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
@@ -85,6 +86,11 @@ class FoldDiffers(WorkerError):
             f"{name} of step {step}, made again from what is stored, is {found[:16]} and not {logged[:16]}: "
             "other bytes, other code or other numerics than when the step ran"
         )
+
+
+class WeightsTooLarge(WorkerError):
+    def __init__(self, name: str, nbytes: int, budget: int) -> None:
+        super().__init__(f"weights_bytes: {budget} is less than {name}, which is {nbytes}: set it to that at least")
 
 
 class Refused(WorkerError):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cards import cache_key, codec, lora
 from cards.branches import COMPONENT, Branches
 from cards.cache_key import CacheKey, Origin
-from cards.errors import NotFinite
+from cards.errors import NotFinite, WeightsChanged
 from cards.family import Components, Family, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
 from cards.registry import Registry
@@ -20,6 +20,7 @@ from workers.caches import FEATURE, STEP, Caches
 from workers.clock import perf_counter
 from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
 from workers.naming import Named, Naming
+from workers.residency import Residency
 from workers.resident import BlobStore, Resident
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Executor:
         self._blobs = blobs
         self._stores = stores
         self._origins: dict[str, Origin] = {}
+        components = {name: model.components for name, model in models.items()}
+        self.residency = Residency(components, self._origin, self.caches)
         self._reused = False
 
     def run(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
@@ -103,7 +106,7 @@ class Executor:
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         """An error of the step is an answer; only what breaks the process itself is raised."""
-        self._reused = False
+        self._reused, self.residency.loading_s = False, 0.0
         began = perf_counter()
         try:
             self.resident.follow(unit.id.job, unit.id.epoch)
@@ -124,7 +127,7 @@ class Executor:
                 raise BrokenPromise(", ".join(sorted(set(named) ^ set(unit.plan.writes))))
             self._keep_slabs(unit.id.job, replace(unit.plan, reads=reads), {n: one.ref for n, one in named.items()})
             return self._answer(unit.id, made, named, naming, seconds)
-        except ExchangeBroken:
+        except (ExchangeBroken, WeightsChanged):
             raise
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
             return Answer(StepResult(id=unit.id, error=step_error(error), seconds=perf_counter() - began))
@@ -166,16 +169,16 @@ class Executor:
         model = self._models[plan.instance]
         if model.family is None:
             return Beside(model.components, model.beside) if model.beside else model.components
-        adapters = Adapters(self._origin(plan), self.caches)
-        return Beside(model.components, {**model.beside, lora.COMPONENT: adapters})
+        adapters = Adapters(self._origin(plan.instance), self.caches)
+        return Beside(self.residency.components(plan.instance), {**model.beside, lora.COMPONENT: adapters})
 
-    def _origin(self, plan: WorkPlan) -> Origin:
-        found = self._origins.get(plan.instance)
+    def _origin(self, instance: str) -> Origin:
+        found = self._origins.get(instance)
         if found is None:
-            model = self._models[plan.instance]
-            assert model.family is not None
+            model = self._models[instance]
+            assert model.family is not None, "only what a family has loaded is kept"
             found = cache_key.origin(model.family, parallel=" ".join(sorted(model.beside)))
-            self._origins[plan.instance] = found
+            self._origins[instance] = found
         return found
 
     def _feature(self, job: str, plan: WorkPlan) -> CacheKey | None:
@@ -183,13 +186,13 @@ class Executor:
         if not plan.feature or self._models[plan.instance].family is None:
             return None
         reads = {name: self.resident.resolve(job, ref) for name, ref in plan.reads.items()}
-        return cache_key.of_feature(self._origin(plan), replace(plan, reads=reads))
+        return cache_key.of_feature(self._origin(plan.instance), replace(plan, reads=reads))
 
     def _keep_slabs(self, job: str, plan: WorkPlan, made: Mapping[str, TensorRef]) -> None:
         """What the plan calls slabs goes into their cache once it is put."""
         slabs = {name: made[name] for name in plan.slabs if name in made}
         if slabs and self._models[plan.instance].family is not None:
-            origin = self._origin(plan)
+            origin = self._origin(plan.instance)
             keys = {ref.digest: cache_key.of_slab(origin, plan, name, ref) for name, ref in slabs.items()}
             self.resident.slabs(job, keys)
 
@@ -252,7 +255,8 @@ class Executor:
             tensors={name: one.ref for name, one in named.items()},
             artifacts=tuple(artifacts),
             scalars=made.scalars,
-            seconds=seconds,
+            seconds=max(0.0, seconds - self.residency.loading_s),
+            loading_s=self.residency.loading_s,
             inline=tuple(inline),
             reused=self._reused,
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from cards.wire import EngineMessage, Release, Shutdown, UnitId, WorkUnit
+from cards.wire import EngineMessage, Release, Shutdown, UnitId, WorkPlan, WorkUnit
 
 
 class Command(Struct, frozen=True):
@@ -50,6 +50,11 @@ class Inbox:
     def units(self) -> int:
         with self._changed:
             return sum(isinstance(command.message, WorkUnit) for command in self._commands)
+
+    def plans(self) -> list[WorkPlan]:
+        """Of the units that wait."""
+        with self._changed:
+            return [command.message.plan for command in self._commands if isinstance(command.message, WorkUnit)]
 
     def get_nowait(self) -> Command | None:
         with self._changed:

@@ -28,6 +28,8 @@ from cards.wire import (
     Release,
     Released,
     Shutdown,
+    Sleep,
+    Wake,
     WorkerMessage,
     WorkUnit,
 )
@@ -74,6 +76,7 @@ class Link:
         self._followers = followers
         self._heartbeat_s = heartbeat_s
         self._inbox = Inbox()
+        executor.residency.queued = self._inbox.plans
         self._stopping = False
         self._broken: str | None = None
         self._refused: str | None = None
@@ -140,7 +143,7 @@ class Link:
                 self._inbox.release(message)
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
-            case WorkUnit():
+            case WorkUnit() | Sleep() | Wake():
                 self._inbox.put(Command(message, blobs))
             case Refuse(reason=reason):
                 self._refused = reason
@@ -149,8 +152,9 @@ class Link:
         """The executor's thread."""
         goodbye = Goodbye("told to stop", clean=True)
         try:
-            while (said := self._obey(self._inbox.get())) is not None:
-                keeper.say(said)
+            while not isinstance((command := self._inbox.get()).message, Shutdown):
+                if (said := self._obey(command)) is not None:
+                    keeper.say(said)
             self._followers.broadcast(Shutdown())
         except BaseException as error:
             goodbye = _last_words(error)  # then the process ends with it
@@ -173,7 +177,7 @@ class Link:
         self._ended = goodbye.reason
 
     def _obey(self, command: Command) -> Said | None:
-        """What to answer with, or None to stop."""
+        """What to answer with, if there is an answer."""
         match command.message:
             case WorkUnit() as unit:
                 self._followers.broadcast(unit, command.frames)
@@ -188,7 +192,11 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return self._hello(number)
-            case Shutdown() | Refuse():
+            case Sleep() | Wake() as told:
+                self._followers.broadcast(told)
+                self._executor.residency.obey(told)
+                return None
+            case Shutdown() | Refuse():  # which are others' to obey
                 return None
 
     def _hello(self, answers: int = 0) -> Hello:
@@ -208,15 +216,21 @@ class Link:
         )
 
     def _beat(self, engine: Dealer) -> Heartbeat:
-        held = self._executor.resident.held()
-        return Heartbeat(
-            self._inbox.units(),
-            held.tensors,
-            held.nbytes,
-            engine.sent,
-            engine.received,
-            caches={name: use for name, use in self._executor.caches.uses().items() if use != CacheUse()},
-        )
+        return heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received)
+
+
+def heartbeat(executor: Executor, queued: int, sent: int | None = None, received: int | None = None) -> Heartbeat:
+    held, residency = executor.resident.held(), executor.residency
+    return Heartbeat(
+        queued,
+        held.tensors,
+        held.nbytes,
+        sent,
+        received,
+        caches={name: use for name, use in executor.caches.uses().items() if use != CacheUse()},
+        resident=residency.resident(),
+        weights=residency.weights.copy(),
+    )
 
 
 def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,8 @@ from cards import fingerprint, registry
 from cards.branches import Branches, check
 from cards.model import Model
 from workers import devices, exchange
-from workers.execute import Executor, load_models
+from workers.caches import BUDGETS, WEIGHTS, Caches
+from workers.execute import Executor, Loaded, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
 from workers.ranks import Followers, follow
@@ -44,6 +45,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     credits: int = 16
     threads: int = 1
     memory_bytes: int = 8 << 30
+    weights_bytes: int | None = None
+    """Of components that are loaded at once on each rank; None for all of them."""
     heartbeat_s: float = 1.0
     rank_timeout_s: float = 60.0
     meet_in: str = ""
@@ -140,7 +143,17 @@ def _prepared(
     families = registry.load(settings.families, settings.models)
     with _branches(settings, families, rank, device) as branches:
         models = load_models(families, device, branches)
-        yield families, executor(models, blobs, settings.extensions, stores=rank == 0, device=device)
+        yield families, _executor(settings, models, blobs, rank, device)
+
+
+def _executor(
+    settings: WorkerSettings, models: Mapping[str, Loaded], blobs: BlobStore, rank: int, device: str
+) -> Executor:
+    """Raises WeightsTooLarge."""
+    caches = Caches({**BUDGETS, WEIGHTS: settings.weights_bytes})
+    runs = executor(models, blobs, settings.extensions, stores=rank == 0, device=device, caches=caches)
+    runs.residency.check(settings.weights_bytes)
+    return runs
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from cards import codec, wire
-from cards.wire import EngineMessage, Release, Shutdown, WorkUnit
+from cards.wire import EngineMessage, Release, Shutdown, Sleep, Wake, WorkUnit
 from workers.errors import RanksDiverged, RankSilent, RanksUnlike
 from workers.execute import Answer, Executor
 
@@ -76,6 +76,8 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
                 socket.send(summary(executor.run(unit, frames)).encode())
             case Release(job=job):
                 executor.resident.release(job)
+            case Sleep() | Wake() as told:
+                executor.residency.obey(told)
             case Shutdown():
                 return
             case _:
