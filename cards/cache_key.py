@@ -119,6 +119,12 @@ def loop_of(card: ModelCard, plan: WorkPlan) -> LoopSpec | None:
     return card.loops.get(plan.loop) or card.loops.get(plan.loop.partition("-")[2])
 
 
+def needs(card: ModelCard, plan: WorkPlan) -> tuple[str, ...]:
+    """What a plan that this card's model runs is to have loaded, as its card says: `<model>/<component>`."""
+    loop = loop_of(card, plan)
+    return () if loop is None else tuple(f"{card.name}/{component}" for component in loop.components)
+
+
 def _of_step(made_by: Origin, plan: WorkPlan, step: int | None) -> CacheKey:
     loop = loop_of(made_by.card, plan)
     names = loop.components if loop is not None else tuple(made_by.versions)

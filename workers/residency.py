@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from cards import cache_key
-from cards.cache_key import CacheKey, Origin, loop_of
+from cards.cache_key import CacheKey, Origin, needs
 from cards.family import Components
 from cards.lazy import Lazy
 from cards.wire import Sleep, Wake, Weights, WorkPlan
@@ -117,12 +117,9 @@ class Residency:
 
     def _needed(self) -> set[CacheKey]:
         """By what is queued."""
-        needed = set()
-        for plan in self.queued():
-            loop = loop_of(self._origin(plan.instance).card, plan) if plan.instance in self._models else None
-            names = loop.components if loop is not None else ()
-            needed |= {self._key(plan.instance, name) for name in names}
-        return needed
+        plans = [plan for plan in self.queued() if plan.instance in self._models]
+        names = {name for plan in plans for name in needs(self._origin(plan.instance).card, plan)}
+        return {self._key(*_parted(name)) for name in names & self.weights.keys()}
 
     def _key(self, model: str, name: str) -> CacheKey:
         if (model, name) not in self._keys:
