@@ -245,7 +245,7 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     observed: dict[str, float] = {}
     """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
     loading_s: float = 0.0
-    """What loading components took before it could run; not among its seconds."""
+    """What loading and compiling took before it could run; not among its seconds."""
     reused: bool = False
     """The worker had it from an equal step: its seconds say nothing of what such a step takes."""
 

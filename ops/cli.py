@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run an engine with its HTTP API and workers")
     settings_flags(
         serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "parallel", "device", "threads",
-        "weights_bytes", "listen_workers",
+        "weights_bytes", "compile", "listen_workers",
         "families",        "extensions",        "max_active", "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
@@ -87,18 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
     settings_flags(
-        start,
-        "pool",
-        "ranks",
-        "parallel",
-        "device",
-        "threads",
-        "weights_bytes",
-        "data",
-        "blobs",
-        "families",
-        "extensions",
-    )
+        start, "pool", "ranks", "parallel", "device", "threads", "weights_bytes", "compile", "data", "blobs",
+        "families", "extensions",
+    )  # fmt: skip
     start.set_defaults(run=_worker)
 
     from ops import models_command  # which needs this module

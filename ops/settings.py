@@ -54,6 +54,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Threads that each rank computes with. Outputs do not depend on it."""
     weights_bytes: Annotated[int, Meta(ge=1)] | None = None
     """Of components that each rank has loaded at once; all of them if left out. What is used least goes first."""
+    compile: bool = False
+    """Whether blocks of transformers are compiled: other bits than without, and faster once that is done."""
     listen_workers: str | None = None
     """ZeroMQ address for workers from elsewhere, such as tcp://10.0.0.1:7000; a private socket if left out."""
     pool: str = "default"
@@ -147,6 +149,8 @@ def _check_ranks(settings: Settings) -> None:
         raise BadSettings(
             f"parallel: {settings.parallel} is for 2 ranks and there are {settings.ranks}; set ranks to 2"
         )
+    if settings.compile and settings.ranks > 1:
+        raise BadSettings(f"compile: is for 1 rank and there are {settings.ranks}; leave it out, or set ranks to 1")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

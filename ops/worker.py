@@ -26,6 +26,7 @@ def settings_of(settings: Settings, address: str, parent: int | None, slot: int 
         rank_timeout_s=settings.rank_timeout_s,
         threads=settings.threads,
         weights_bytes=settings.weights_bytes,
+        compile=settings.compile,
         heartbeat_s=min(1.0, settings.silent_s / 4),
         parent=parent,
     )

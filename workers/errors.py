@@ -6,6 +6,7 @@ WorkerError
  - ExchangeBroken      the other rank is gone, or has said nothing of its branches in time
  - BranchFailed        a branch of a step failed, on whichever rank
  - NoDevice            a rank's device is not on this machine
+ - NotCompiled         a block could not be compiled, or not run so: the step is run again in eager kernels
  - WeightsTooLarge     a component that is larger than all that may be loaded
  - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
@@ -86,6 +87,10 @@ class FoldDiffers(WorkerError):
             f"{name} of step {step}, made again from what is stored, is {found[:16]} and not {logged[:16]}: "
             "other bytes, other code or other numerics than when the step ran"
         )
+
+
+class NotCompiled(WorkerError):
+    """The message is the compiler's."""
 
 
 class WeightsTooLarge(WorkerError):

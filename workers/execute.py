@@ -18,7 +18,16 @@ from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorR
 from workers.adapters import Adapters
 from workers.caches import FEATURE, STEP, Caches
 from workers.clock import perf_counter
-from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
+from workers.compiled import Tier
+from workers.errors import (
+    BlobLost,
+    BlobsUnavailable,
+    BranchFailed,
+    BrokenPromise,
+    ExchangeBroken,
+    FoldDiffers,
+    NotCompiled,
+)
 from workers.naming import Named, Naming
 from workers.residency import Residency
 from workers.resident import BlobStore, Resident
@@ -87,10 +96,15 @@ class Executor:
         self._models = models
         self._blobs = blobs
         self._stores = stores
+        self.tier: Tier | None = None
         self._origins: dict[str, Origin] = {}
         components = {name: model.components for name, model in models.items()}
         self.residency = Residency(components, self._origin, self.caches)
         self._reused = False
+
+    def compile(self, tier: Tier) -> None:
+        """From the next component on that is loaded."""
+        self.tier, self.residency.finish = tier, tier.compile
 
     def run(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         return self.keep(self.execute(unit, frames))
@@ -129,6 +143,8 @@ class Executor:
             return self._answer(unit.id, made, named, naming, seconds)
         except (ExchangeBroken, WeightsChanged):
             raise
+        except NotCompiled:
+            return self.execute(unit, frames)
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
             return Answer(StepResult(id=unit.id, error=step_error(error), seconds=perf_counter() - began))
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import zmq
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards import wire
 from cards.wire import (
@@ -183,7 +184,7 @@ class Link:
                 self._followers.broadcast(unit, command.frames)
                 answer = self._executor.execute(unit, list(command.frames))
                 self._followers.agree(answer)
-                return answer
+                return self._hello() if self._fell_back() else answer
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
@@ -198,6 +199,18 @@ class Link:
                 return None
             case Shutdown() | Refuse():  # which are others' to obey
                 return None
+
+    def _fell_back(self) -> bool:
+        """Whether that step was the first without compiled blocks: it has other bits than the engine was told.
+
+        It is told anew, and what it sent on the old word is for it to send again.
+        """
+        tier = self._executor.tier
+        if tier is None or not tier.failed or self._identity.fingerprint == tier.eager:
+            return False
+        self._identity = replace(self._identity, fingerprint=tier.eager)
+        self._executor.resident.clear()
+        return True
 
     def _hello(self, answers: int = 0) -> Hello:
         me = self._identity

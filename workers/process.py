@@ -21,6 +21,7 @@ from cards.branches import Branches, check
 from cards.model import Model
 from workers import devices, exchange
 from workers.caches import BUDGETS, WEIGHTS, Caches
+from workers.compiled import Tier
 from workers.execute import Executor, Loaded, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
@@ -47,6 +48,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 8 << 30
     weights_bytes: int | None = None
     """Of components that are loaded at once on each rank; None for all of them."""
+    compile: bool = False
+    """Whether blocks of transformers are compiled, which changes bits. Of one rank only."""
     heartbeat_s: float = 1.0
     rank_timeout_s: float = 60.0
     meet_in: str = ""
@@ -79,7 +82,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             settings = replace(settings, meet_in=folder)
         followers = stack.enter_context(_followers(settings, others, follower))
         families, executor = stack.enter_context(_prepared(settings, blobs, 0, device))
-        numerics = fingerprint.numerics(device)
+        numerics = _numerics(settings, device)
         followers.ready(numerics)
         identity = Identity(
             worker=f"{settings.pool}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -153,7 +156,13 @@ def _executor(
     caches = Caches({**BUDGETS, WEIGHTS: settings.weights_bytes})
     runs = executor(models, blobs, settings.extensions, stores=rank == 0, device=device, caches=caches)
     runs.residency.check(settings.weights_bytes)
+    if settings.compile:
+        runs.compile(Tier(fingerprint.numerics(device), runs.residency.spent))
     return runs
+
+
+def _numerics(settings: WorkerSettings, device: str) -> str:
+    return fingerprint.numerics(device, compiled_for=settings.threads if settings.compile else None)
 
 
 @contextmanager

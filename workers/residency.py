@@ -29,14 +29,20 @@ def nothing_queued() -> list[WorkPlan]:
     return []
 
 
+def as_it_is(name: str, module: Any) -> None:
+    pass
+
+
 class Residency:
     """It belongs to the executor; only `resident` and `weights` may be asked by others.
 
-    `loading_s` is what loading has taken, for whoever sets it back. `queued` are plans that wait here.
+    `loading_s` is what loading has taken, for whoever sets it back. `queued` are plans that wait here, `finish` is done
+    to each component that is loaded.
     """
 
     def __init__(self, models: Mapping[str, Components], origin: Callable[[str], Origin], caches: Caches) -> None:
         self.queued: Callable[[], list[WorkPlan]] = nothing_queued
+        self.finish: Callable[[str, Any], None] = as_it_is
         self.loading_s = 0.0
         self.weights: dict[str, Weights] = {}
         self._models = models
@@ -58,6 +64,10 @@ class Residency:
     def components(self, model: str) -> Components:
         """Those of a model, each loaded and held for the step when it is taken."""
         return Present(self, model, self._models[model])
+
+    def spent(self, seconds: float) -> None:
+        """This was no part of the step that runs."""
+        self.loading_s += seconds
 
     def resident(self) -> tuple[str, ...]:
         return tuple(self._resident.copy())
@@ -99,8 +109,9 @@ class Residency:
             give_back()
         began = perf_counter()
         module = self._models[model][name]
+        self.finish(full, module)
         seconds = perf_counter() - began
-        self.loading_s += seconds
+        self.spent(seconds)
         self.weights[full] = Weights(nbytes, seconds)
         self._resident[full] = None
         self._caches.put(WEIGHTS, key, module, nbytes, STEP, partial(self._unload, model, name))
