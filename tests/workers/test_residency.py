@@ -15,9 +15,13 @@ from cards.family import Components, Made, Reads, StepBody
 from cards.lazy import Lazy
 from cards.shapes.card import CARD
 from cards.shapes.family import FAMILY, Shapes
-from cards.wire import Sleep, UnitId, Wake, WorkPlan, WorkUnit
+from cards.wire import Sleep, StepResult, UnitId, Wake, WorkPlan, WorkUnit
+from engine.link import listen
 from tests.parity import tiny
 from tests.parity.reference import family
+from tests.workers.test_ranks import pool
+from tests.workers.test_worker_link import FRAMES, asked, hear_but_beats
+from tests.workers.test_worker_link import worker as linked
 from tests.workers.units import CountingBlobs
 from workers.caches import ADAPTER, BUDGETS, STEP, WEIGHTS, Caches
 from workers.errors import WeightsTooLarge
@@ -174,6 +178,42 @@ def test_a_wake_that_fails_half_way_leaves_whole_components_and_no_others() -> N
 
     of.fails.clear()
     assert run(runs, "vae").error is None
+
+
+def test_a_step_whose_weights_have_changed_is_no_answer_but_ends_the_process() -> None:
+    """Which has said that it has others: the next one says which it has."""
+
+    class Changed(Counted):
+        def _load(self, name: str) -> torch.Tensor:
+            raise WeightsChanged(Path(name))
+
+    with pytest.raises(WeightsChanged):
+        run(worker(Changed()), "vae")
+
+
+def test_other_ranks_sleep_and_wake_with_the_first() -> None:
+    first, other = worker(Counted()), worker(Counted())
+    with pool([other]) as followers:
+        followers.ready()
+        for told, resident in ((Wake(("shapes/vae",)), ("shapes/vae",)), (Sleep(("shapes/vae",)), ())):
+            followers.broadcast(told)
+            first.residency.obey(told)
+            followers.broadcast(unit("transformer"))
+            followers.agree(first.run(unit("transformer"), []))
+            assert {*other.residency.resident()} == {*first.residency.resident()} == {*resident, "shapes/transformer"}
+
+
+async def test_a_worker_obeys_between_two_steps_and_goes_on(tmp_path: Path) -> None:
+    async with listen(f"ipc://{tmp_path}/link") as engine, linked(f"ipc://{tmp_path}/link") as there:
+        await engine.receive()
+        for told in (Sleep(("toy/model",)), Wake(("toy/model",))):
+            await engine.send("w", told)
+        there.steps.gate.set()
+        await engine.send("w", asked("j"), FRAMES)
+
+        [result] = await hear_but_beats(engine, 1)
+        assert isinstance(result, StepResult)
+        assert result.error is None
 
 
 def test_the_loading_of_a_step_that_fails_is_not_the_next_ones() -> None:
