@@ -13,7 +13,7 @@ from cards.cache_key import CacheKey, Origin
 from cards.errors import NotFinite, WeightsChanged
 from cards.family import Components, Family, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
-from cards.registry import Registry
+from cards.registry import Families
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.adapters import Adapters
 from workers.caches import FEATURE, STEP, Caches
@@ -73,7 +73,7 @@ class Beside(Mapping[str, Any]):
         return len(self._components) + len(self._more)
 
 
-def load_models(registry: Registry, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
+def load_models(registry: Families, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
     """`branches` evaluates those of their steps; without, each step evaluates its own."""
     beside = {} if branches is None else {COMPONENT: branches}
     return {name: Loaded(family.load(device), family.bodies(), beside, family) for name, family in registry.items()}

@@ -82,6 +82,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             settings = replace(settings, meet_in=folder)
         followers = stack.enter_context(_followers(settings, others, follower))
         families, executor = stack.enter_context(_prepared(settings, blobs, 0, device))
+        registry.tell_unusable(families)
         numerics = _numerics(settings, device)
         followers.ready(numerics)
         identity = Identity(

@@ -21,7 +21,7 @@ from cards.folding import MADE
 from cards.forward import Through, whole
 from cards.solvers import SOLVERS, fresh
 from cards.wan.card import LEAST_TOKENS, LOW_NOISE, TEXT_TOKENS, scale_of
-from cards.wan.forward import WanForward
+from cards.wan.forward import WanForward, weight_of
 from cards.wan.loops import GUIDANCE
 from cards.wire import Scalar, WorkPlan
 
@@ -77,7 +77,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Throu
     latent_BCFHW = _latent(components, plan, reads)
     if "condition" in reads:
         latent_BCFHW = torch.cat([latent_BCFHW, reads["condition"]], dim=1)
-    latent_BCFHW = latent_BCFHW.to(transformer.dtype)
+    latent_BCFHW = latent_BCFHW.to(weight_of(transformer).dtype)
     scalars = {**plan.scalars, "guidance": scale}
     policy = GUIDANCE[str(scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}  # whether at all, the request says
@@ -114,7 +114,7 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
     with _adapted(components, plan, reads):
-        velocity = _forward(transformer, latent.to(transformer.dtype), t_B, reads["text"]).whole()
+        velocity = _forward(transformer, latent.to(weight_of(transformer).dtype), t_B, reads["text"]).whole()
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
     following = plan.step + 1
     if following == plan.scalars["steps"]:
@@ -141,8 +141,11 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 def decode_frames(
     vae: Any, latent_BCFHW: Tensor, which: slice, cache: list[pack.Entry] | None
 ) -> tuple[list[Tensor], list[pack.Entry]]:
-    """Some latent frames, each to uint8 (T, H', W', 3), and the cache after them; None before the first of the clip."""
-    first, cache = cache is None, list(cache or [None] * _convolutions(vae))
+    """Some latent frames, each to uint8 (T, H', W', 3), and the cache after them; None before the first of the clip.
+
+    A cache that is given is used up: it becomes that after them, tensor by tensor, so that no two are in memory.
+    """
+    first, cache = cache is None, cache or [None] * _convolutions(vae)
     frames = vae.post_quant_conv(_unscaled(vae, latent_BCFHW.to(vae.dtype)))[:, :, which]
     decoded = []
     for index in range(frames.shape[2]):
@@ -205,14 +208,14 @@ def _adapted(components: Components, plan: WorkPlan, reads: Reads) -> AbstractCo
 def _forward(
     transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor, seen_BLD: Tensor | None = None
 ) -> WanForward:
-    batch = len(latent_BCFHW)
+    batch, dtype = len(latent_BCFHW), weight_of(transformer).dtype
     inputs = {
         "hidden_states": latent_BCFHW,
         "timestep": t_B.expand(batch).to(latent_BCFHW.device),
-        "encoder_hidden_states": text_BLD.to(transformer.dtype),
+        "encoder_hidden_states": text_BLD.to(dtype),
     }
     if seen_BLD is not None:
-        inputs["encoder_hidden_states_image"] = seen_BLD.to(transformer.dtype).repeat(batch, 1, 1)
+        inputs["encoder_hidden_states_image"] = seen_BLD.to(dtype).repeat(batch, 1, 1)
     return WanForward(transformer, inputs)
 
 

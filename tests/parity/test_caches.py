@@ -67,7 +67,7 @@ class Looking:
 
 async def test_a_feature_is_made_with_the_components_that_its_loop_names_and_no_others() -> None:
     """Which is what its key says."""
-    names = ["wan", "i2v", "ltx2", "flux2", "causal", "student", "story"]
+    names = ["wan", "i2v", "ltx2", "ltx2-guided", "flux2-distilled", "causal", "student", "story"]
     async with every_card.world(names=names).engine() as running:
         executor = running.workers[0].executor
         looking = Looking({name: family.card for name, family in every_card.families().items()})
