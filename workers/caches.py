@@ -46,7 +46,7 @@ class CacheClass:
     def __init__(self, budget: int | None) -> None:
         self.entries: dict[CacheKey, Kept] = {}
         self.use = CacheUse()
-        self._budget = budget
+        self.budget = budget
 
     def find(self, key: CacheKey) -> Kept | None:
         """It becomes the one used last."""
@@ -78,7 +78,7 @@ class CacheClass:
                 return
 
     def _fits(self, room: int) -> bool:
-        return self._budget is None or self.use.nbytes + room <= self._budget
+        return self.budget is None or self.use.nbytes + room <= self.budget
 
 
 class Caches:
@@ -110,6 +110,9 @@ class Caches:
             cache.add(key, kept)
         self._hold(name, key, kept, holder)
         cache.shrink()
+
+    def budget(self, name: str) -> int | None:
+        return self._classes[name].budget
 
     def make_room(self, name: str, nbytes: int, last: Callable[[CacheKey], bool]) -> None:
         """Before so many bytes are put there, as far as what is held allows."""

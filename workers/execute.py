@@ -130,7 +130,7 @@ class Executor:
             reads = {name: self.resident.resolve(unit.id.job, ref) for name, ref in unit.plan.reads.items()}
             tensors = self._tensors(unit.id.job, reads)
             made = self._step(unit.id.job, unit.plan, tensors)
-            seconds = perf_counter() - began
+            seconds = perf_counter() - began - self.residency.loading_s
             naming = self._naming(reads, tensors, self.resident.unstored(unit.id.job))
             derived = self._derived_by_body(unit.plan, made)
             named = naming.name({name: one for name, one in made.tensors.items() if name not in derived})
@@ -159,13 +159,12 @@ class Executor:
     def _step(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
         """What the body makes, or has made of the same before."""
         key = self._feature(job, plan)
-        if key is None:
-            return self._computed(job, plan, tensors)
-        made: Made | None = self.caches.get(FEATURE, key, job)
+        made: Made | None = None if key is None else self.caches.get(FEATURE, key, job)
         self._reused = made is not None
         if made is None:
             made = self._computed(job, plan, tensors)
-            self.caches.put(FEATURE, key, made, made.nbytes, job)
+            if key is not None:
+                self.caches.put(FEATURE, key, made, made.nbytes, job)
         return made
 
     def _computed(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
@@ -176,6 +175,7 @@ class Executor:
                 return self._body(job, plan, tensors)
         finally:
             self.caches.release(STEP)
+            self.residency.settle()
 
     def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
         return self._models[plan.instance].bodies[plan.kind](self._components(plan), plan, tensors)
@@ -271,7 +271,7 @@ class Executor:
             tensors={name: one.ref for name, one in named.items()},
             artifacts=tuple(artifacts),
             scalars=made.scalars,
-            seconds=max(0.0, seconds - self.residency.loading_s),
+            seconds=seconds,
             loading_s=self.residency.loading_s,
             inline=tuple(inline),
             reused=self._reused,

@@ -50,6 +50,7 @@ class Residency:
         self._caches = caches
         self._keys: dict[tuple[str, str], CacheKey] = {}
         self._resident: dict[str, None] = {}
+        self._freed = False
         for model, components in models.items():
             for name, nbytes in components.sizes.items() if isinstance(components, Lazy) else ():
                 if nbytes:
@@ -86,27 +87,35 @@ class Residency:
             self._sleep(there)
         else:
             self._wake(there)
+        self.settle()
+
+    def settle(self) -> None:
+        """Hand the memory of what was unloaded back to the system."""
+        if self._freed:
+            self._freed = False
+            give_back()
 
     def _sleep(self, names: Iterable[str]) -> None:
         keys = {self._key(*_parted(name)) for name in names}
         self._caches.drop(WEIGHTS, lambda key: key in keys)
-        give_back()
 
     def _wake(self, names: Iterable[str]) -> None:
+        """All of them together: others may go for them, and none of them for another."""
+        room = self._caches.budget(WEIGHTS)
         for name in names:
+            if room is not None and (room := room - self.weights[name].nbytes) < 0:
+                log.warning("there is no room to wake %s", name)
+                break
             try:
                 self.take(*_parted(name))
             except Exception:  # it is others' code that loads: a step which needs the component answers with the error
                 log.exception("could not wake %s", name)
-            finally:
-                self._caches.release(STEP)
+        self._caches.release(STEP)
 
     def _load(self, model: str, name: str, key: CacheKey) -> Any:
         full, nbytes = f"{model}/{name}", self.weights[f"{model}/{name}"].nbytes
-        before = len(self._resident)
         self._caches.make_room(WEIGHTS, nbytes, last=self._needed().__contains__)
-        if len(self._resident) < before:
-            give_back()
+        self.settle()
         began = perf_counter()
         module = self._models[model][name]
         self.finish(full, module)
@@ -124,6 +133,7 @@ class Residency:
         assert isinstance(components, Lazy)
         components.unload(name)
         self._resident.pop(f"{model}/{name}", None)
+        self._freed = True
         log.info("unloaded %s/%s", model, name)
 
     def _needed(self) -> set[CacheKey]:

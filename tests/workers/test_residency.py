@@ -167,6 +167,18 @@ def test_what_is_woken_is_loaded_before_a_step_needs_it() -> None:
     assert run(runs, "vae").loading_s == 0.0
 
 
+def test_what_is_woken_together_takes_the_room_of_others_and_of_none_that_is_woken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runs = worker(Counted(), budget=20)
+    run(runs, "text_encoder")
+
+    runs.residency.obey(Wake(("shapes/transformer", "shapes/vae", "shapes/text_encoder")))
+
+    assert runs.residency.resident() == ("shapes/transformer", "shapes/vae")
+    assert "there is no room to wake shapes/text_encoder" in caplog.text
+
+
 def test_a_wake_that_fails_half_way_leaves_whole_components_and_no_others() -> None:
     runs = worker(of := Counted())
     of.fails = {"vae"}
