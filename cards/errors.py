@@ -6,6 +6,7 @@ CardError
  - UnusableModel     a registered model that cannot be opened
  - NoFamily          a module that is not there, or that has no family
  - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
+ - WeightsChanged    files that are other weights than those which this process has spoken of
  - Unmeasured        a model whose family does not say how large what it makes is: no job of it can be planned
  - BadLora           a LoRA that does not fit the model
  - BadExtension      an extension that is not there, or cannot do what it was told
@@ -68,6 +69,12 @@ class BadCheckpoint(CardError):
         self.path = path
         self.problem = problem
         self.wrong = wrong or {path: problem}
+
+
+class WeightsChanged(CardError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder}: its files have changed since this process began: start it again to serve them")
+        self.folder = folder
 
 
 class Unmeasured(CardError):

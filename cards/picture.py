@@ -109,7 +109,7 @@ class Picture(Struct, frozen=True, kw_only=True):
         """Of the card of that name, by semantics. The size is among the scalars of those that ask the canvas."""
         encode, denoise, decode = self.semantics
         return {
-            encode: Simple(name, encode, self.conditions, self._prompts),
+            encode: Simple(name, encode, self.conditions, self._prompts, feature=True),
             denoise: Simple(name, denoise, ("latent",), _denoising, _steps, together=True),
             decode: Simple(name, decode, ("image",), size),
         }

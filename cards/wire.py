@@ -56,6 +56,9 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     bytes are stored if it is a `snapshot`, which the engine says.
 
     `together`: its forwards may be rows of one forward with those of other jobs' steps of its kind, to the same bits.
+    A `feature` follows from the reads and scalars alone: any step of any job for which these are equal makes the same,
+    and a worker may answer with what it made before. `slabs` are those of the writes that later steps of the job read
+    and nobody else does, such as keys and values: a worker counts them apart.
     """
 
     instance: str
@@ -70,6 +73,8 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     derives: tuple[str, ...] = ()
     snapshot: bool = True
     together: bool = False
+    feature: bool = False
+    slabs: tuple[str, ...] = ()
 
 
 class Refold(Struct, frozen=True):
@@ -147,6 +152,18 @@ class Introduce(Struct, frozen=True, tag="introduce"):
     number: int = 0
 
 
+class Sleep(Struct, frozen=True, tag="sleep"):
+    """Unload these components, each `<model>/<component>`. A step that needs one loads it again."""
+
+    names: tuple[str, ...]
+
+
+class Wake(Struct, frozen=True, tag="wake"):
+    """Load these components now, as far as there is room."""
+
+    names: tuple[str, ...]
+
+
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """Finish the step that runs, answer it, and exit."""
 
@@ -157,7 +174,7 @@ class Refuse(Struct, frozen=True, tag="refuse"):
     reason: str
 
 
-EngineMessage: TypeAlias = WorkUnit | Batch | Release | Introduce | Shutdown | Refuse
+EngineMessage: TypeAlias = WorkUnit | Batch | Release | Introduce | Sleep | Wake | Shutdown | Refuse
 
 
 class ModelIdentity(Struct, frozen=True):
@@ -188,6 +205,23 @@ class Hello(Struct, frozen=True, tag="hello"):
     answers: int = 0
 
 
+class CacheUse(Struct):
+    """Of one class of what a worker keeps: how much is there, and how it was used since the worker started."""
+
+    nbytes: int = 0
+    entries: int = 0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+
+
+class Weights(Struct, frozen=True):
+    """What it takes to have a component: bytes, and seconds when it was last loaded, None for never."""
+
+    nbytes: int
+    load_s: float | None = None
+
+
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """Sent by the link's thread, also while a step runs.
 
@@ -200,6 +234,12 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     resident_bytes: int
     sent: int | None = None
     received: int | None = None
+    caches: dict[str, CacheUse] = {}
+    """By class."""
+    resident: tuple[str, ...] = ()
+    """The components that are loaded, `<model>/<component>`, of those with weights."""
+    weights: dict[str, Weights] = {}
+    """All of those."""
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):
@@ -219,6 +259,10 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
     batch: int = 1
     batch_seconds: float = 0.0
+    loading_s: float = 0.0
+    """What loading and compiling took before it could run; not among its seconds."""
+    reused: bool = False
+    """The worker had it from an equal step: its seconds say nothing of what such a step takes."""
 
 
 class Released(Struct, frozen=True, tag="released"):

@@ -14,7 +14,7 @@ import anyio
 from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
-from cards.wire import Goodbye, Heartbeat, Hello, Released, Shutdown, StepResult, WorkPlan
+from cards.wire import Goodbye, Heartbeat, Hello, Released, Shutdown, Sleep, StepResult, Wake, WorkPlan
 from engine import driver, share, verbs
 from engine.accounts import Accounts
 from engine.actor import JobActor
@@ -310,6 +310,11 @@ class Engine:
         """A worker gets no more work: its jobs go on elsewhere after the step they are in, and then it leaves."""
         self.fleet.seats[worker].draining = True
         await self._dispatch()
+
+    async def tell_worker(self, worker: str, message: Sleep | Wake) -> None:
+        """It obeys between two steps; its next heartbeat says what came of it."""
+        self.fleet.sending(worker)
+        await self._link.send(worker, message)
 
     async def lose_process(self, host: str, pid: int, reason: str) -> bool:
         """A worker's process has ended. Whether it had come so far as to join."""

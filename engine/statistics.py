@@ -1,7 +1,11 @@
 """The engine as seen from outside: whether work would move, and how much of everything there is."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec import Struct
 
+from cards.wire import CacheUse, Heartbeat, Weights
 from engine.engine import Engine
 
 
@@ -38,6 +42,12 @@ class WorkerSeen(Struct, frozen=True, kw_only=True):
     outstanding: int
     draining: bool
     heard_s: float
+    resident: tuple[str, ...] = ()
+    """The components that are loaded, `<model>/<component>`."""
+    weights: dict[str, Weights] = {}
+    """What it takes to have each of its components."""
+    caches: dict[str, CacheUse] = {}
+    """By class."""
 
 
 def workers(engine: Engine, now: float) -> list[WorkerSeen]:
@@ -53,9 +63,14 @@ def workers(engine: Engine, now: float) -> list[WorkerSeen]:
             outstanding=len(seat.outstanding),
             draining=seat.draining,
             heard_s=max(0.0, now - seat.heard_at),
+            **_kept(seat.beat),
         )
         for seat in engine.fleet.seats.values()
     ]
+
+
+def _kept(beat: Heartbeat | None) -> dict[str, Any]:
+    return {} if beat is None else {"resident": beat.resident, "weights": beat.weights, "caches": beat.caches}
 
 
 def servable(engine: Engine, model: str) -> bool:
@@ -76,6 +91,17 @@ def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
     if engine.ledger.actors and now - engine.moved_at > stall_s:
         reasons.append(f"work is queued and nothing has moved for {now - engine.moved_at:.0f} s")
     return Readiness(not reasons, tuple(reasons))
+
+
+def caches(engine: Engine) -> Mapping[str, CacheUse]:
+    """What all workers keep, by class."""
+    totals: dict[str, CacheUse] = {}
+    for seat in engine.fleet.seats.values():
+        for name, use in (seat.beat.caches if seat.beat else {}).items():
+            total = totals.setdefault(name, CacheUse())
+            for field in CacheUse.__struct_fields__:
+                setattr(total, field, getattr(total, field) + getattr(use, field))
+    return totals
 
 
 def statistics(engine: Engine) -> EngineStatistics:

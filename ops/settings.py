@@ -56,6 +56,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where its workers compute: cpu, cuda, cuda:1, or auto, a GPU if there is one. Each rank takes one, in order."""
     threads: Count = max(1, (os.cpu_count() or 2) // 2)
     """Threads that each rank computes with. Outputs do not depend on it."""
+    weights_bytes: Annotated[int, Meta(ge=1)] | None = None
+    """Of components that each rank has loaded at once; all of them if left out. What is used least goes first."""
+    compile: bool = False
+    """Whether blocks of transformers are compiled: other bits than without, and faster once that is done."""
     listen_workers: str | None = None
     """ZeroMQ address for workers from elsewhere, such as tcp://10.0.0.1:7000; a private socket if left out."""
     pool: str = "default"
@@ -154,8 +158,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)
         _check_policy(settings)
-        if settings.plan is not None:
-            parallel.check_ranks(settings.plan, settings.ranks)
+        _check_ranks(settings)
         return settings
     except (BadExtension, BadPlan) as error:
         raise BadSettings(str(error)) from error
@@ -166,6 +169,13 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
 def _check_policy(settings: Settings) -> None:
     if settings.policy not in POLICIES:
         raise BadSettings(f"policy: {settings.policy!r} is none; there are: {', '.join(POLICIES)}")
+
+
+def _check_ranks(settings: Settings) -> None:
+    if settings.plan is not None:
+        parallel.check_ranks(settings.plan, settings.ranks)
+    if settings.compile and settings.ranks > 1:
+        raise BadSettings(f"compile: is for 1 rank and there are {settings.ranks}; leave it out, or set ranks to 1")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from cards.wire import (
     Batch,
     EngineMessage,
     Goodbye,
-    Heartbeat,
     Hello,
     Introduce,
     Release,
     Released,
     Shutdown,
+    Sleep,
+    Wake,
     WorkerMessage,
     WorkUnit,
 )
@@ -47,6 +48,7 @@ from store.memory import MemoryJournal
 from tests import toy
 from workers.execute import load_models
 from workers.inbox import Command, Inbox
+from workers.link import heartbeat
 from workers.observed import executor
 from workers.resident import BlobStore
 
@@ -220,7 +222,7 @@ class SimWorker:
         match message:
             case Release():
                 self._inbox.release(message)
-            case WorkUnit() | Batch():
+            case WorkUnit() | Batch() | Sleep() | Wake():
                 self._inbox.put(Command(message, tuple(frames)))
             case _:
                 self._inbox.clear(Command(message))
@@ -262,6 +264,9 @@ class SimWorker:
             case Introduce(number=number):
                 self.executor.resident.clear()
                 tell(self.name, replace(self.hello(), answers=number), ())
+            case Sleep() | Wake() as told:
+                self.executor.residency.obey(told)
+                self._beat(tell)
             case Shutdown():
                 tell(self.name, Goodbye("told to stop", clean=True), ())
                 self.dead = True
@@ -285,8 +290,7 @@ class SimWorker:
         self._beat(tell)
 
     def _beat(self, tell: Tell) -> None:
-        held = self.executor.resident.held()
-        tell(self.name, Heartbeat(self._inbox.units(), held.tensors, held.nbytes), ())
+        tell(self.name, heartbeat(self.executor, self._inbox.units()), ())
 
 
 class SimLink:

@@ -6,6 +6,8 @@ WorkerError
  - ExchangeBroken      ranks that share a step are gone, late, or have ended it by themselves
  - BranchFailed        what a rank had to do of a shared step failed, on whichever rank
  - NoDevice            a rank's device is not on this machine
+ - NotCompiled         a block could not be compiled, or not run so: the step is run again in eager kernels
+ - WeightsTooLarge     a component that is larger than all that may be loaded
  - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
@@ -91,6 +93,15 @@ class FoldDiffers(WorkerError):
             f"{name} of step {step}, made again from what is stored, is {found[:16]} and not {logged[:16]}: "
             "other bytes, other code or other numerics than when the step ran"
         )
+
+
+class NotCompiled(WorkerError):
+    """The message is the compiler's."""
+
+
+class WeightsTooLarge(WorkerError):
+    def __init__(self, name: str, nbytes: int, budget: int) -> None:
+        super().__init__(f"weights_bytes: {budget} is less than {name}, which is {nbytes}: set it to that at least")
 
 
 class Refused(WorkerError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from cards.wire import Batch, EngineMessage, Release, Shutdown, UnitId, WorkUnit, members
+from cards.wire import Batch, EngineMessage, Release, Shutdown, UnitId, WorkPlan, WorkUnit, members
 
 
 class Command(Struct, frozen=True):
@@ -51,6 +51,11 @@ class Inbox:
     def units(self) -> int:
         with self._changed:
             return sum(len(_units(command)) for command in self._commands)
+
+    def plans(self) -> list[WorkPlan]:
+        """Of the units that wait."""
+        with self._changed:
+            return [unit.plan for command in self._commands for unit in _units(command)]
 
     def get_nowait(self) -> Command | None:
         with self._changed:

@@ -15,10 +15,12 @@ from typing import NoReturn
 
 import zmq
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards import wire
 from cards.wire import (
     Batch,
+    CacheUse,
     Goodbye,
     Heartbeat,
     Hello,
@@ -28,6 +30,8 @@ from cards.wire import (
     Release,
     Released,
     Shutdown,
+    Sleep,
+    Wake,
     WorkerMessage,
     WorkUnit,
 )
@@ -74,6 +78,7 @@ class Link:
         self._followers = followers
         self._heartbeat_s = heartbeat_s
         self._inbox = Inbox()
+        executor.residency.queued = self._inbox.plans
         self._stopping = False
         self._broken: str | None = None
         self._refused: str | None = None
@@ -140,7 +145,7 @@ class Link:
                 self._inbox.release(message)
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
-            case WorkUnit() | Batch():
+            case WorkUnit() | Batch() | Sleep() | Wake():
                 self._inbox.put(Command(message, blobs))
             case Refuse(reason=reason):
                 self._refused = reason
@@ -149,8 +154,9 @@ class Link:
         """The executor's thread."""
         goodbye = Goodbye("told to stop", clean=True)
         try:
-            while (said := self._obey(self._inbox.get())) is not None:
-                keeper.say(said)
+            while not isinstance((command := self._inbox.get()).message, Shutdown):
+                if (said := self._obey(command)) is not None:
+                    keeper.say(said)
             self._followers.broadcast(Shutdown())
         except BaseException as error:
             goodbye = _last_words(error)  # then the process ends with it
@@ -173,14 +179,14 @@ class Link:
         self._ended = goodbye.reason
 
     def _obey(self, command: Command) -> Said | None:
-        """What to answer with, or None to stop."""
+        """What to answer with, if there is an answer."""
         match command.message:
             case WorkUnit() as unit:
                 self._followers.broadcast(unit, command.frames)
-                return self._agreed([self._executor.execute(unit, list(command.frames))])
+                return self._told([self._executor.execute(unit, list(command.frames))])
             case Batch() as batch:
                 self._followers.broadcast(batch, command.frames)
-                return self._agreed(self._executor.execute_batch(batch, command.frames))
+                return self._told(self._executor.execute_batch(batch, command.frames))
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
@@ -189,13 +195,30 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return self._hello(number)
-            case Shutdown() | Refuse():
+            case Sleep() | Wake() as told:
+                self._followers.broadcast(told)
+                self._executor.residency.obey(told)
+                return None
+            case Shutdown() | Refuse():  # which are others' to obey
                 return None
 
-    def _agreed(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+    def _fell_back(self) -> bool:
+        """Whether that step was the first without compiled blocks: it has other bits than the engine was told.
+
+        It is told anew, and what it sent on the old word is for it to send again.
+        """
+        tier = self._executor.tier
+        if tier is None or not tier.failed or self._identity.fingerprint == tier.eager:
+            return False
+        self._identity = replace(self._identity, fingerprint=tier.eager)
+        self._executor.resident.clear()
+        return True
+
+    def _told(self, answers: Sequence[Answer]) -> Said:
+        """Once all ranks agree on them."""
         for answer in answers:
             self._followers.agree(answer)
-        return answers
+        return self._hello() if self._fell_back() else answers
 
     def _hello(self, answers: int = 0) -> Hello:
         me = self._identity
@@ -214,8 +237,21 @@ class Link:
         )
 
     def _beat(self, engine: Dealer) -> Heartbeat:
-        held = self._executor.resident.held()
-        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received)
+        return heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received)
+
+
+def heartbeat(executor: Executor, queued: int, sent: int | None = None, received: int | None = None) -> Heartbeat:
+    held, residency = executor.resident.held(), executor.residency
+    return Heartbeat(
+        queued,
+        held.tensors,
+        held.nbytes,
+        sent,
+        received,
+        caches={name: use for name, use in executor.caches.uses().items() if use != CacheUse()},
+        resident=residency.resident(),
+        weights=residency.weights.copy(),
+    )
 
 
 def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:

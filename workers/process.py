@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from cards import fingerprint, registry
 from cards.model import Model
 from cards.parallel import ULYSSES, ParallelPlan, check
 from workers import devices, exchange
-from workers.execute import Executor, load_models
+from workers.caches import BUDGETS, WEIGHTS, Caches
+from workers.compiled import Tier
+from workers.execute import Executor, Loaded, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
 from workers.peers import Peers, joined
@@ -45,6 +47,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     threads: int = 1
     memory_bytes: int | None = None
     """For weights, tensors and steps; what the device has, if left out."""
+    weights_bytes: int | None = None
+    """Of components that are loaded at once on each rank; None for all of them."""
+    compile: bool = False
+    """Whether blocks of transformers are compiled, which changes bits. Of one rank only."""
     heartbeat_s: float = 1.0
     rank_timeout_s: float = 60.0
     meet_in: str = ""
@@ -136,7 +142,8 @@ def _device(settings: WorkerSettings, rank: int) -> str:
 def _numerics(settings: WorkerSettings, device: str) -> str:
     """Dealt out tokens have the bits of one rank where cards/ulysses.py knows the kernels, which is on a CPU."""
     apart = settings.parallel is not None and settings.parallel.degree(ULYSSES) > 1 and device != "cpu"
-    return f"{fingerprint.numerics(device)} {settings.parallel}" if apart else fingerprint.numerics(device)
+    numerics = fingerprint.numerics(device, compiled_for=settings.threads if settings.compile else None)
+    return f"{numerics} {settings.parallel}" if apart else numerics
 
 
 @contextmanager
@@ -161,7 +168,19 @@ def _prepared(
     families = registry.load(settings.families, settings.models)
     with _shared(settings, families, peers, device) as shared:
         models = load_models(families, device, shared.branches, shared.ranks)
-        yield families, executor(models, blobs, settings.extensions, stores=rank == 0, device=device)
+        yield families, _executor(settings, models, blobs, rank, device)
+
+
+def _executor(
+    settings: WorkerSettings, models: Mapping[str, Loaded], blobs: BlobStore, rank: int, device: str
+) -> Executor:
+    """Raises WeightsTooLarge."""
+    caches = Caches({**BUDGETS, WEIGHTS: settings.weights_bytes})
+    runs = executor(models, blobs, settings.extensions, stores=rank == 0, device=device, caches=caches)
+    runs.residency.check(settings.weights_bytes)
+    if settings.compile:
+        runs.compile(Tier(fingerprint.numerics(device), runs.residency.spent))
+    return runs
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import zmq
 from msgspec import Struct
 
 from cards import codec, wire
-from cards.wire import Batch, EngineMessage, Release, Shutdown, WorkUnit
+from cards.wire import Batch, EngineMessage, Release, Shutdown, Sleep, Wake, WorkUnit
 from workers.clock import monotonic
 from workers.errors import ExchangeBroken, RanksDiverged, RankSilent, RanksUnlike
 from workers.execute import Answer, Executor
@@ -139,6 +139,8 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
                     return broken
             case Release(job=job):
                 executor.resident.release(job)
+            case Sleep() | Wake() as message:
+                executor.residency.obey(message)
             case Shutdown():
                 return "rank 0 told it to stop"
             case _:

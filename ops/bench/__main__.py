@@ -1,4 +1,4 @@
-"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds|loop|batch|ranks ...]`: figures and the machine."""
+"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds|loop|batch|ranks|compile ...]`: figures."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import batch, blobs, folds, livez, loop, overhead, ranks, recovery, steps
+from ops.bench import batch, blobs, compile, folds, livez, loop, overhead, ranks, recovery, steps
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -22,6 +22,7 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "loop": loop.run,
     "batch": batch.run,
     "ranks": ranks.run,
+    "compile": compile.run,
 }
 
 
