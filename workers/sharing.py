@@ -56,7 +56,7 @@ class Sharing:
         half = len(forwards) // 2
         return [*self._together(forwards[:half]), *self._together(forwards[half:])]
 
-    def _shared(self, forwards: Sequence[Forward]) -> list[Outputs]:
+    def _shared(self, forwards: Sequence[Forward]) -> Sequence[Evaluated]:
         first = forwards[0]
         known = self._known.setdefault(first.module, {})
         kind = (_kind(first), len(forwards))
@@ -67,7 +67,7 @@ class Sharing:
             known[kind] = self.measure(forwards, made)
             return made
         names = known[kind]
-        return [forward() for forward in forwards] if names is None else call(forwards, names)
+        return [_alone(forward) for forward in forwards] if names is None else call(forwards, names)
 
     def measure(self, forwards: Sequence[Forward], made: Sequence[Outputs]) -> tuple[str, ...] | None:
         """The modules that must go part by part for one call to make what was made, or None if it would not."""
