@@ -19,7 +19,7 @@ from starlette.types import ExceptionHandler
 from api.answers import Json
 from api.ids import REQUEST_ID
 from api.schema import Error, ErrorBody
-from cards.errors import InvalidRequest, UnknownModel
+from cards.errors import InvalidRequest, UnknownModel, UnusableModel
 from engine.errors import (
     ArtifactLost,
     ArtifactNotFound,
@@ -94,6 +94,7 @@ RULES: dict[type[Exception], Rule] = {
     RangeUnsatisfiable: Rule(416, "range_unsatisfiable", "Range"),
     InvalidRequest: Rule(422, "invalid_request"),
     UnknownModel: Rule(404, "model_not_found", "model"),
+    UnusableModel: Rule(409, "model_unusable", "model", {"x-should-retry": "false"}),
     JobNotFound: Rule(404, "job_not_found", "job"),
     ArtifactNotFound: Rule(404, "artifact_not_found", "name"),
     ArtifactLost: Rule(500, "artifact_lost", "name", {"x-should-retry": "false"}),

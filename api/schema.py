@@ -368,8 +368,11 @@ class Model(Struct, frozen=True, kw_only=True):
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
+    """`unusable` says of each registered model that this engine cannot open why, and the remedy."""
+
     object: Literal["list"] = "list"
     data: list[Model]
+    unusable: dict[str, str]
 
 
 class Worker(Struct, frozen=True, kw_only=True):

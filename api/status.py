@@ -13,9 +13,9 @@ class EngineStatus:
         self._client = client
 
     async def models(self, request: Request) -> Response:
-        """The models, their limits, and whether a worker that runs them is there now."""
+        """The models, their limits, and whether a worker that runs them is there now; and those that cannot be used."""
         data = [present.model(card, self._client.servable(card.name)) for card in self._client.models()]
-        return Json(schema.ModelList(data=data))
+        return Json(schema.ModelList(data=data, unusable=dict(self._client.unusable())))
 
     async def live(self, request: Request) -> Response:
         """Whether this process answers."""

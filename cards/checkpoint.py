@@ -6,6 +6,7 @@ config and, if it has weights, safetensors files.
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -129,14 +130,16 @@ def read(root: Path) -> Checkpoint:
     if not isinstance(pipeline, str):
         raise BadCheckpoint(root, f"{INDEX} does not say its _class_name")
     parts: dict[str, Part] = {}
-    missing: list[str] = []
+    wrong: dict[Path, str] = {}
     for name, (library, class_name) in (*_listed(index), *_beside(root, pipeline, index)):
         try:
             parts[name] = _part(name, library, class_name, root / name)
         except BadCheckpoint as error:
-            missing.append(error.problem)
-    if missing:
-        raise BadCheckpoint(root, "; ".join(missing))
+            wrong[error.path] = error.problem
+        except OSError as error:
+            wrong[root / name] = f"{name}: cannot read {error.filename}: {error.strerror}"
+    if wrong:
+        raise BadCheckpoint(root, "; ".join(wrong.values()), wrong)
     if not parts:
         raise BadCheckpoint(root, f"{INDEX} names no parts")
     settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
@@ -223,18 +226,23 @@ def _part(name: str, library: str, class_name: str, folder: Path) -> Part:
         raise BadCheckpoint(folder, f"{name}: there is no folder {folder.name}")
     small = [file for file in folder.iterdir() if file.suffix in (".json", ".txt", ".model", ".jinja")]
     weights = _weights(name, folder)
+    files = tuple(sorted((*small, *weights)))
+    if unreadable := [file.name for file in files if not os.access(file, os.R_OK)]:  # as a link to what is gone
+        raise BadCheckpoint(folder, f"{name}: {folder.name} has what cannot be read: {', '.join(unreadable)}")
     tensors = [about for file in weights for about in _tensors(name, file).values()]
     if not weights and (pickled := [file.name for file in folder.iterdir() if file.suffix in PICKLED]):
         problem = f"{name}: {folder.name} has no safetensors, only {', '.join(sorted(pickled))}; save it as safetensors"
         raise BadCheckpoint(folder, problem)
     if missing := _missing(class_name, folder, weights):
         raise BadCheckpoint(folder, f"{name}: {folder.name} {missing}")
+    for config in (folder / one for one in CONFIGS if (folder / one).is_file()):
+        _json(config, f"{name}: ")
     return Part(
         name=name,
         library=library,
         class_name=class_name,
         folder=folder,
-        files=tuple(sorted((*small, *weights))),
+        files=files,
         parameters=sum(about.numel for about in tensors),
         nbytes=sum(about.nbytes for about in tensors),
         precision=_most(tensors),
@@ -263,7 +271,7 @@ def _weights(name: str, folder: Path) -> list[Path]:
     for index in (folder / f"{stem}.safetensors.index.json" for stem in STEMS):
         if not index.is_file():
             continue
-        named = _json(index).get("weight_map")
+        named = _json(index, f"{name}: ").get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
             raise BadCheckpoint(folder, f"{name}: {index.name} has no weight_map of file names")
         shards = sorted(set(named.values()))
@@ -297,13 +305,14 @@ def _most(tensors: Iterable[_Tensor]) -> Precision | None:
     return PRECISIONS.get(max(total, key=total.__getitem__)) if total else None
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path, of: str = "") -> dict[str, Any]:
+    """`of` says of which part it is."""
     try:
         found = msgspec.json.decode(file.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise BadCheckpoint(file, f"{file.name}: {error}") from error
+    except (OSError, RecursionError, msgspec.DecodeError) as error:
+        raise BadCheckpoint(file, f"{of}{file.name}: {error}") from error
     if not isinstance(found, dict):
-        raise BadCheckpoint(file, f"{file.name} is not a JSON object")
+        raise BadCheckpoint(file, f"{of}{file.name} is not a JSON object")
     return found
 
 

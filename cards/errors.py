@@ -3,6 +3,7 @@ CardError
  - InvalidCard       a card that contradicts itself; found before any device is touched
  - InvalidRequest    a request that the card's recipe cannot serve; names the field and the remedy
  - UnknownModel      no card of that name
+ - UnusableModel     a registered model that cannot be opened
  - NoFamily          a module that is not there, or that has no family
  - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
  - Unmeasured        a model whose family does not say how large what it makes is: no job of it can be planned
@@ -43,6 +44,15 @@ class UnknownModel(CardError):
         self.name = name
 
 
+class UnusableModel(CardError):
+    """`reason` ends with the remedy."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"model {name!r} cannot be used: {reason}")
+        self.name = name
+        self.reason = reason
+
+
 class NoFamily(CardError):
     def __init__(self, module: str, problem: str) -> None:
         super().__init__(f"families: {module!r} {problem}")
@@ -50,10 +60,13 @@ class NoFamily(CardError):
 
 
 class BadCheckpoint(CardError):
-    def __init__(self, path: Path, problem: str) -> None:
+    """`wrong` says it of each file or folder, where it is more than one thing that is amiss."""
+
+    def __init__(self, path: Path, problem: str, wrong: Mapping[Path, str] | None = None) -> None:
         super().__init__(f"{path}: {problem}")
         self.path = path
         self.problem = problem
+        self.wrong = wrong or {path: problem}
 
 
 class Unmeasured(CardError):

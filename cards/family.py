@@ -23,9 +23,9 @@ class Notice(Struct, frozen=True):
     message: str
 
 
-def no_guidance(request: ResolvedRequest, code: str, message: str) -> tuple[Notice, ...]:
+def no_guidance(request: ResolvedRequest, message: str) -> tuple[Notice, ...]:
     """To whoever gives a negative prompt to a model that has no use for one."""
-    return (Notice(code, "negative_prompt", message),) if request.negative_prompt else ()
+    return (Notice("ignored", "negative_prompt", message),) if request.negative_prompt else ()
 
 
 class Artifact(Struct, frozen=True):

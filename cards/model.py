@@ -1,5 +1,6 @@
 """A checkpoint directory or a workflow under a name: what `engine models add` writes, and engines and workers read."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -37,5 +38,15 @@ class Model(Struct, frozen=True, kw_only=True):
             if there is None:
                 raise InvalidCard(self.name, field, f"there is none; there are: {', '.join(allowed) or 'none'}")
             if value not in there:
-                raise InvalidCard(self.name, field, f"{value!r} is none of {', '.join(sorted({*there}))}")
+                raise InvalidCard(self.name, field, f"{value!r} is none of {', '.join(_in_order({*there}))}")
         return {name: self.options.get(name, values[0]) for name, values in allowed.items()}
+
+
+def _in_order(values: Iterable[str]) -> list[str]:
+    """Numbers by their size, and before words."""
+
+    def place(value: str) -> tuple[bool, int, str]:
+        is_number = value.removeprefix("-").isdecimal()
+        return not is_number, int(value) if is_number else 0, value
+
+    return sorted(values, key=place)

@@ -163,7 +163,7 @@ class TextToImage(OneCheckpoint, ABC):
         canvas.check_aspect(request, self.card.output, self._picture.most_aspect)
         self._tokens.check("prompt", request.prompt)
         if not self._picture.guided:
-            return no_guidance(request, "ignored", f"{self.card.name} runs without guidance and ignores it")
+            return no_guidance(request, f"{self.card.name} runs without guidance and ignores it")
         self._tokens.check("negative_prompt", request.negative_prompt)
         return ()
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards.registry import Registry
+from cards.registry import Families
 from cards.wire import INLINE_LIMIT, ModelIdentity
 from engine import course, driver
 from engine import events as facts
@@ -160,7 +160,7 @@ def _written(file: Path) -> Iterator[tarfile.TarFile]:
 # -- in -----------------------------------------------------------------------------------------------------------
 
 
-async def take_in(journal: Journal, blobs: Blobs, registry: Registry, file: Path, *, at: float) -> Job:
+async def take_in(journal: Journal, blobs: Blobs, registry: Families, file: Path, *, at: float) -> Job:
     """Keep a bundle's job in this store: from then on an engine here goes on with it, if it has not ended.
 
     The state of one that is to go on must be the one that its log leads to, by the card that it pins.
@@ -240,7 +240,7 @@ def _check(file: Path, bundle: Bundle) -> None:
         raise BadBundle(file.name, "its checkpoint is not what its log folds to")
 
 
-def _check_state(file: Path, bundle: Bundle, registry: Registry) -> None:
+def _check_state(file: Path, bundle: Bundle, registry: Families) -> None:
     """No hash of the log covers the checkpoint, but the log says what must be in it: only its card's loops can tell.
 
     Raises BadBundle, Unrunnable.

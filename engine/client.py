@@ -111,7 +111,7 @@ class Client:
 
         `given` is what comes with the request, by the names of the card's inputs.
 
-        Raises UnknownModel, InvalidRequest, KeyReused, Draining, StoreTrouble.
+        Raises UnknownModel, UnusableModel, InvalidRequest, KeyReused, Draining, StoreTrouble.
         """
         if self._engine.draining:
             raise Draining
@@ -293,11 +293,16 @@ class Client:
     def models(self) -> list[ModelCard]:
         return [family.card for family in self._engine.registry.values()]
 
+    def unusable(self) -> Mapping[str, str]:
+        """Registered models that this engine serves no jobs of, and why."""
+        return self._engine.registry.unusable
+
     def held_up(self, job: Job) -> str | None:
         """Why this engine cannot go on with an open job now, if it cannot."""
-        if job.open and job.pool is not None and not self._engine.fleet.serving(job.model, job.pool):
+        unrunnable = self._engine.reconciler.unrunnable.get(job.id)
+        if unrunnable is None and job.open and job.pool and not self._engine.fleet.serving(job.model, job.pool):
             return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
-        return self._engine.reconciler.unrunnable.get(job.id) or self._engine.dispatcher.why(job.id)
+        return unrunnable or self._engine.dispatcher.why(job.id)
 
     async def destination(self, name: str) -> dict[str, str]:
         """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.

@@ -12,7 +12,7 @@ from functools import partial
 import anyio.to_thread
 from msgspec import Struct
 
-from cards.registry import Registry
+from cards.registry import Families
 from engine import course
 from engine import events as facts
 from engine.actor import Saved, restore, stream
@@ -63,7 +63,7 @@ class Collected(Struct, frozen=True, kw_only=True):
 async def collect(
     journal: Journal,
     blobs: Blobs,
-    registry: Registry,
+    registry: Families,
     retention: Retention,
     *,
     now: float,
@@ -144,7 +144,7 @@ async def purge(journal: Journal, job_id: str) -> bool:
 
 
 async def mark(
-    journal: Journal, registry: Registry, retention: Retention, *, now: float, without: frozenset[str] = frozenset()
+    journal: Journal, registry: Families, retention: Retention, *, now: float, without: frozenset[str] = frozenset()
 ) -> set[str]:
     """The digests of all bytes that are to stay. Raises CannotCollect."""
     live: set[str] = set()
@@ -157,7 +157,7 @@ async def mark(
     return live
 
 
-async def _marked(journal: Journal, registry: Registry, retention: Retention, now: float, loaded: Loaded) -> set[str]:
+async def _marked(journal: Journal, registry: Families, retention: Retention, now: float, loaded: Loaded) -> set[str]:
     saved = restore(loaded)
     live = set(_of_now(saved))
     over = saved.job.terminal and await _ended_before(journal, saved.job, now - retention.steps_s)

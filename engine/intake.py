@@ -72,7 +72,7 @@ class Intake:
     async def check(self, request: GenerationRequest, family: Family, given: Mapping[str, Given]) -> Checked:
         """Raises InvalidRequest, StoreTrouble."""
         resolved, taken = await self._resolve(request, family.card, given)
-        notices = await self._aside(partial(_notices, resolved, family, given))
+        notices = await self._aside(partial(notices_of, resolved, family, given))
         return Checked(resolved, {name: one.ref for name, one in given.items()} | taken, notices)
 
     async def store(self, given: Mapping[str, Given]) -> tuple[Blob, ...]:
@@ -91,8 +91,7 @@ class Intake:
     ) -> tuple[ResolvedRequest, dict[str, TensorRef]]:
         """The request with nothing left open, and what it takes of a job that it continues."""
         if request.continues is None:
-            check_inputs(given, card)
-            return resolve(request, card, self._chance), {}
+            return alone(request, card, given, self._chance), {}
         earlier = await self._earlier(request.continues, card)
         check_inputs({*given, *continuing.names(card)}, card)
         resolved = resolve(earlier.fill(request), card, self._chance)
@@ -115,6 +114,15 @@ class Intake:
         return found
 
 
-def _notices(request: ResolvedRequest, family: Family, given: Mapping[str, Given]) -> tuple[NoticeGiven, ...]:
+def alone(
+    request: GenerationRequest, card: ModelCard, given: Mapping[str, Given], chance: random.Random
+) -> ResolvedRequest:
+    """One that continues no job: nothing of a store is needed to check it. Raises InvalidRequest."""
+    check_inputs(given, card)
+    return resolve(request, card, chance)
+
+
+def notices_of(request: ResolvedRequest, family: Family, given: Mapping[str, Given]) -> tuple[NoticeGiven, ...]:
+    """Raises InvalidRequest for what only the family can tell."""
     lora.check_files(request.loras, given, family)
     return fork.notices(request, family)

@@ -264,7 +264,7 @@ class Operator:
         if engine not in live and not mine:
             peers = ", ".join(sorted({self._engine.settings.name, *live}))
             raise NoSuchPlace(f"no engine {engine!r} works on this store; there are: {peers}")
-        if mine and (problem := mismatch(job.model, self._engine.identities)):
+        if mine and (problem := mismatch(job.model, self._engine.identities, self._engine.registry)):
             raise NoSuchPlace(f"engine {engine!r} cannot take it: {problem}")
         if not mine and not share.runs(live[engine], job.model):
             other = job.model.name in live[engine].models

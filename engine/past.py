@@ -64,7 +64,7 @@ class Past:
 
     def family(self, job: Job) -> Family:
         """The family that the job was made with. Raises Unrunnable."""
-        if problem := mismatch(job.model, self._identities):
+        if problem := mismatch(job.model, self._identities, self._registry):
             raise Unrunnable(job.id, problem)
         return self._registry[job.model.name]
 

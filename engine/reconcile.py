@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from cards.card import Node
+from cards.errors import UnusableModel
 from cards.registry import Registry
 from cards.wire import ModelIdentity
 from engine import driver, share, verbs
@@ -139,7 +140,7 @@ class Reconciler:
             return None
         if not saved.job.open:
             return None
-        if problem := mismatch(saved.job.model, self._identities):
+        if problem := mismatch(saved.job.model, self._identities, self._registry):
             self._leave(job_id, problem)
             if not self._journal.shared or saved.job.owner != self._engine:
                 return None
@@ -187,8 +188,10 @@ class Reconciler:
         return driver.node_of(job, self._registry[job.model.name])
 
 
-def mismatch(pinned: ModelIdentity, here: Mapping[str, ModelIdentity]) -> str | None:
+def mismatch(pinned: ModelIdentity, here: Mapping[str, ModelIdentity], registry: Registry) -> str | None:
     """Why an engine with these models cannot run what is pinned to that one, if it cannot."""
+    if pinned.name in registry.unusable:
+        return str(UnusableModel(pinned.name, registry.unusable[pinned.name]))
     ours = here.get(pinned.name)
     if ours is None:
         return f"this engine has no model {pinned.name!r}"

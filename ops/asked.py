@@ -2,11 +2,14 @@
 
 import argparse
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ops import loras
 from ops.errors import BadSettings
+
+T = TypeVar("T")
 
 FIELDS = ("prompt", "negative_prompt", "seed", "steps", "guidance", "size", "frames", "continues")
 """Of a request, those that a flag has as they are."""
@@ -38,7 +41,7 @@ def request(arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
     if arguments.lora:
         asked["loras"] = loras.read(arguments.lora)
     if arguments.interceptor:
-        asked["interceptors"] = dict(arguments.interceptor)
+        asked["interceptors"] = once("interceptor", arguments.interceptor)
     _check(asked)
     return asked
 
@@ -50,6 +53,16 @@ def image(arguments: argparse.Namespace) -> bytes | None:
         return None if file is None else file.read_bytes()
     except OSError as error:
         raise BadSettings(f"image: cannot read {file}: {error.strerror}") from error
+
+
+def once(flag: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """What a flag that may be repeated was given by name. Raises BadSettings for a name that comes again."""
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found:
+            raise BadSettings(f"{flag}: {name!r} is given twice, as {found[name]} and as {value}; give it once")
+        found[name] = value
+    return found
 
 
 def _threshold(text: str) -> tuple[str, float]:

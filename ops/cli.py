@@ -11,16 +11,29 @@ from pathlib import Path
 import anyio
 from msgspec.structs import replace
 
-from cards.errors import CardError, NoFamily
+from cards.errors import (
+    BadExtension,
+    CardError,
+    InvalidCard,
+    InvalidRequest,
+    NoFamily,
+    NothingToShare,
+    UnknownModel,
+)
 from ops import asked, logs, worker
 from ops.errors import BadSettings, OpsError
 from ops.settings import Settings, read
 from ops.version import VERSION
 from store.errors import BadStoreUrl, StoreError
-from workers.errors import WorkerError
+from workers.errors import NoDevice, WorkerError
 
 KNOWN = (OpsError, StoreError, CardError, WorkerError)
 """What a person can do something about."""
+
+OF_NO_USE = (
+    BadExtension, BadStoreUrl, InvalidCard, InvalidRequest, NoDevice, NoFamily, NothingToShare, UnknownModel,
+)  # fmt: skip
+"""A word, a number, a setting or a file of the command itself is wrong."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -147,8 +160,8 @@ def _failed(error: BaseException) -> int:
 
 
 def code_of(error: BaseException) -> int:
-    """2 for what could not be asked for: a setting that names nothing is a part of the command."""
-    code: int = 2 if isinstance(error, BadStoreUrl | NoFamily) else getattr(error, "code", 1)
+    """2 for what could not be asked for: docs/how-to/operate.md says what the codes mean."""
+    code: int = 2 if isinstance(error, OF_NO_USE) else getattr(error, "code", 1)
     return code
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from cards import checkpoint, registry
-from cards.errors import CardError
+from cards.errors import CardError, UnusableModel
 from cards.family import Family
 from cards.model import Model
 from engine import check
@@ -119,9 +119,11 @@ def _numerics(settings: Settings) -> Finding:
 
 def _models(settings: Settings) -> list[Finding]:
     try:
-        families = families_of(settings).values()
-        findings = [Finding("model", "ok", " ".join(map(str, _identity(family)))) for family in families]
-        return [*findings, *filter(None, map(_registered, read_models(settings)))]
+        families = families_of(settings)
+        usable = [Finding("model", "ok", " ".join(map(str, _identity(family)))) for family in families.values()]
+        unusable = [Finding("model", "wrong", str(UnusableModel(*one))) for one in families.unusable.items()]
+        there = [model for model in read_models(settings) if model.name in families]
+        return [*usable, *unusable, *filter(None, map(_registered, there))]
     except (CardError, OSError) as error:
         return [Finding("model", "wrong", str(error))]
 

@@ -6,6 +6,9 @@ OpsError
  - JobEnded       a job that was waited for did not complete
 """
 
+OF_NO_USE = ("bad_input", "invalid_request", "model_not_found", "body_too_large")
+"""How an engine calls a mistake in what it was asked for."""
+
 
 class OpsError(Exception):
     """Root of what a command says in one line before it exits with `code`."""
@@ -25,7 +28,7 @@ class Refused(OpsError):
     def __init__(self, message: str, kind: str | None) -> None:
         super().__init__(message)
         self.kind = kind
-        if kind in ("bad_input", "invalid_request"):
+        if kind in OF_NO_USE:
             self.code = 2
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -66,7 +67,7 @@ async def _generate(remote: Remote, job: JobObject | None, request: dict[str, An
 async def _engine(settings: Settings, server: str | None) -> AsyncIterator[str]:
     if server is not None:
         yield server
-    elif (there := running_engine(settings)) is not None:
+    elif (there := await anyio.to_thread.run_sync(running_engine, settings)) is not None:
         yield there.url
     else:
         async with running(settings) as serving:

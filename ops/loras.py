@@ -28,8 +28,8 @@ def as_shown(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(asked: str) -> dict[str, Any]:
-    name, _, number = asked.rpartition(":")
-    if not name:
+    name, colon, number = asked.rpartition(":")
+    if not colon:
         name, number = asked, "1"
     try:
         strength = float(number)
@@ -37,6 +37,8 @@ def _read(asked: str) -> dict[str, Any]:
         name, strength = asked, 1.0  # a colon of the file's name
     if not math.isfinite(strength):
         raise BadSettings(f"lora: {number} is no strength that a request can have")
+    if not name:
+        raise BadSettings(f"lora: {asked!r} names no file; give FILE or FILE:STRENGTH")
     try:
         data = Path(name).read_bytes()
     except OSError as error:

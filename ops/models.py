@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from cards import registry
-from cards.errors import BadCheckpoint
 from cards.model import Model
 from cards.registry import Registry
 from ops.errors import BadSettings, OpsError
@@ -36,14 +35,8 @@ def read_models(settings: Settings) -> Models:
 
 
 def families_of(settings: Settings) -> Registry:
-    """All that this engine may serve. Raises NoFamily, InvalidCard, BadCheckpoint, BadSettings."""
-    models = read_models(settings)
-    try:
-        return registry.load(settings.families, models)
-    except BadCheckpoint as error:
-        whose = [model.name for model in models if model.folder and model.root in (error.path, *error.path.parents)]
-        remedy = f"; it is registered as {whose[0]}: restore it, or engine models remove {whose[0]}" if whose else ""
-        raise BadCheckpoint(error.path, f"{error.problem}{remedy}") from error
+    """All that this engine may serve. Raises NoFamily, InvalidCard, BadSettings."""
+    return registry.load(settings.families, read_models(settings))
 
 
 def models_file(settings: Settings) -> Path:
@@ -77,9 +70,10 @@ def put(settings: Settings, model: Model, *, replace: bool) -> None:
     def added(models: Models) -> Models:
         check_name(settings, model.name, replace=replace)
         there = (*(other for other in models if other.name != model.name), model)
-        for using in _users(there, model.name):  # a workflow that could not be opened any more would stop the engine
-            stages = [stage for stage in there if stage.name in using.options.values()]
-            registry.load((), (*stages, using))
+        for using in _users(there, model.name):
+            stages = registry.load((), [stage for stage in there if stage.name in using.options.values()])
+            if not stages.unusable:  # else the workflow waits for that one's mending, whatever this one is
+                registry.open_model(using, stages)
         return there
 
     _change(settings, added)

@@ -1,35 +1,42 @@
 """`engine models`: checkpoint directories under names, for people. Nothing is ever downloaded."""
 
 import argparse
+import functools
 import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import anyio
+from msgspec import to_builtins
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from cards import checkpoint, registry
 from cards.card import Precision
-from cards.checkpoint import Checkpoint, Stamps
-from cards.errors import CardError
+from cards.checkpoint import Checkpoint, Told
+from cards.errors import BadCheckpoint
 from cards.family import Family
 from cards.model import Model
 from cards.request import GenerationRequest, resolve
 from engine.plan import TFLOPS, plan
-from ops import asked, models, models_shown, parity, plan_shown
+from ops import asked, checked, models, models_shown, parity, plan_shown
 from ops.cli import settings_flags, settings_from
 from ops.errors import BadSettings, OpsError
 from ops.settings import Settings
 from ops.tables import note, readable, show, show_json, show_one
 
+T = TypeVar("T")
+
 Run = Callable[[argparse.Namespace, Settings], None]
 
 AT_START = "running engines and workers read models.json at their start: restart them to serve {name}"
+
+RATES = (1e-6, 1e9)
+"""Of `--tflops`: from one operation in a microsecond to more than all there are."""
 
 
 class Differs(OpsError):
@@ -75,9 +82,13 @@ def add(commands: Any) -> None:
 
 
 def rate(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ValueError
+    least, most = RATES
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no number from {least:g} to {most:g}")
     return value
 
 
@@ -103,24 +114,25 @@ def _command(group: Any, name: str, run: Run, what: str) -> argparse.ArgumentPar
 
 def _add(arguments: argparse.Namespace, settings: Settings) -> None:
     models.check_name(settings, arguments.name, replace=arguments.replace)
+    options = asked.once("option", arguments.option)
     if arguments.folder is None:
         if arguments.precision:
             raise BadSettings("precision: a workflow has that of its stages; leave it out, or name a DIR")
-        if not arguments.option:
+        if not options:
             raise BadSettings("DIR: name a checkpoint directory, or the stages of a workflow by --option")
-        _add_workflow(arguments, settings)
+        _add_workflow(Model(name=arguments.name, folder="", options=options), arguments, settings)
         return
     model = Model(
         name=arguments.name,
         folder=str(arguments.folder.absolute()),
         precision=arguments.precision,
-        options=dict(arguments.option),
+        options=options,
     )
-    found, family = opened(model)
+    found, family = _opened(model)
     about = models_shown.directory(found)
     if not arguments.json:
         _show_all(about, "components")
-    model = replace(model, files=_digests(found))
+    model = replace(model, files=_with_bar(found.nbytes, lambda told: found.stamps(told=told)))
     models.put(settings, model, replace=arguments.replace)
     identity = models_shown.identity(model, family)
     if arguments.json:
@@ -131,10 +143,17 @@ def _add(arguments: argparse.Namespace, settings: Settings) -> None:
     note(AT_START.format(name=model.name))
 
 
-def _add_workflow(arguments: argparse.Namespace, settings: Settings) -> None:
-    model = Model(name=arguments.name, folder="", options=dict(arguments.option))
+def _opened(model: Model) -> tuple[Checkpoint, Family]:
+    """A directory and what its card makes of it, checked as at an engine's start. Raises BadSettings, InvalidCard."""
+    try:
+        return checkpoint.read(model.root), registry.open_model(model)
+    except BadCheckpoint as error:
+        raise BadSettings(f"DIR: {error}") from error
+
+
+def _add_workflow(model: Model, arguments: argparse.Namespace, settings: Settings) -> None:
     there = [other for other in models.read_models(settings) if other.name != model.name]
-    family = registry.load((), (*there, model))[model.name]
+    family = registry.open_model(model, registry.load((), there))
     models.put(settings, model, replace=arguments.replace)
     facts = {"registered": model.name, "card": family.card.digest, "weights": family.weights_digest()}
     show_one(facts, as_json=arguments.json)
@@ -142,13 +161,13 @@ def _add_workflow(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _list(arguments: argparse.Namespace, settings: Settings) -> None:
+    there = models.read_models(settings)
+    families = registry.load((), there)
     rows = []
-    for model in models.read_models(settings):
-        try:
-            found, family = _looked_at(settings, model)
-            rows.append(models_shown.row(model, found, family))
-        except (CardError, OSError) as error:
-            rows.append(models_shown.row(model, None, None, str(error)))
+    for model in there:
+        family = families.get(model.name)
+        found = _found(model) if family else None
+        rows.append(models_shown.row(model, found, family, families.unusable.get(model.name)))
     show(rows if arguments.json else list(map(readable, rows)), as_json=arguments.json)
 
 
@@ -161,7 +180,13 @@ def _show_all(facts: dict[str, Any], *tables: str) -> None:
 
 
 def _show(arguments: argparse.Namespace, settings: Settings) -> None:
-    model, found, family = _named(settings, arguments.name)
+    families = models.families_of(settings)
+    own = arguments.name in registry.load(settings.families)
+    model = Model(name=arguments.name, folder="") if own else models.named(settings, arguments.name)
+    if model.name in families.unusable:
+        show_one(models_shown.unusable(model, families.unusable[model.name]), as_json=arguments.json)
+        return
+    found, family = _found(model), families[model.name]
     facts = models_shown.model(model, found, family)
     measured = anyio.run(parity.known, settings, registry.identity(family))
     if arguments.json:
@@ -183,32 +208,15 @@ def _parity(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _check(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Raises Differs, once it has shown which files do."""
+    """Raises Differs, once it has shown which files do; UnusableModel if none does and it cannot be opened."""
     model = _directory(settings, arguments.name)
-    names = sorted(model.files)
-    if absent := [name for name in names if not (model.root / name).is_file()]:
-        there: Stamps = {}
-        problem = f"{', '.join(absent)} is gone"
-    else:
-        found = checkpoint.read(model.root)
-        there = _digests(found)
-        problem = ""
-    rows = [{"file": name, "state": _state(name, model.files, there, absent)} for name in sorted({*names, *there})]
-    show(rows, as_json=arguments.json)
-    if changed := [str(row["file"]) for row in rows if row["state"] not in ("same", "not read")]:
-        problem = problem or f"{', '.join(changed)} differs"
+    names, wrong = checked.to_look_at(model)
+    found = _with_bar(checked.nbytes(model, names), functools.partial(checked.look, model, names, wrong))
+    show([to_builtins(one) for one in found], as_json=arguments.json)
+    if differ := checked.differ(model, found):
         remedy = f"restore it, or register what is there: engine models add {model.name} {model.folder} --replace"
-        raise Differs(f"{model.name} is not what was registered: {problem}; {remedy}")
-
-
-def _state(name: str, known: Stamps, there: Stamps, absent: list[str]) -> str:
-    if name in absent:
-        return "missing"
-    if absent:
-        return "not read"
-    if name not in known:
-        return "new"
-    return "same" if name in there and there[name].digest == known[name].digest else "changed"
+        raise Differs(f"{model.name} is not what was registered: {differ}; {remedy}")
+    registry.find(registry.load((), (model,)), model.name)
 
 
 def _remove(arguments: argparse.Namespace, settings: Settings) -> None:
@@ -220,7 +228,7 @@ def _remove(arguments: argparse.Namespace, settings: Settings) -> None:
 def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
     """Raises InvalidRequest for what the model does not make, Unmeasured."""
     model = models.named(settings, arguments.name)
-    _, family = _looked_at(settings, model)
+    family = registry.find(models.families_of(settings), model.name)
     chosen = {name: getattr(arguments, name) for name in ("size", "frames", "steps", "guidance")}
     request = resolve(GenerationRequest(model=model.name, prompt="any", seed=0, **chosen), family.card, random.Random())
     shown = plan_shown.job(model.name, request, plan(family, request), arguments.tflops)
@@ -230,25 +238,9 @@ def _plan(arguments: argparse.Namespace, settings: Settings) -> None:
     _show_all(shown, "components", "loops", "tensors")
 
 
-def opened(model: Model) -> tuple[Checkpoint, Family]:
-    """A directory and what its card makes of it, checked as at an engine's start. Raises CardError."""
-    return checkpoint.read(model.root), registry.load((), (model,))[model.name]
-
-
-def _looked_at(settings: Settings, model: Model) -> tuple[Checkpoint | None, Family]:
-    """The same of a workflow too, which has no directory of its own. Raises CardError."""
-    if model.is_workflow:
-        return None, registry.load((), models.read_models(settings))[model.name]
-    return opened(model)
-
-
-def _named(settings: Settings, name: str) -> tuple[Model, Checkpoint | None, Family]:
-    """The same by name, and of a family that comes with the engine. Raises CardError, BadSettings."""
-    own = registry.load(settings.families)
-    if name in own:
-        return Model(name=name, folder=""), None, own[name]
-    model = models.named(settings, name)
-    return model, *_looked_at(settings, model)
+def _found(model: Model) -> Checkpoint | None:
+    """What its directory has; a workflow has none."""
+    return None if model.is_workflow else checkpoint.read(model.root)
 
 
 def _directory(settings: Settings, name: str) -> Model:
@@ -260,8 +252,8 @@ def _directory(settings: Settings, name: str) -> Model:
     return model
 
 
-def _digests(found: Checkpoint) -> Stamps:
-    """Reads all files, with a bar for people."""
+def _with_bar(nbytes: int, read: Callable[[Told], T]) -> T:
+    """Read files, with a bar for people."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(30),
@@ -269,13 +261,14 @@ def _digests(found: Checkpoint) -> Stamps:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("reading", total=found.nbytes)
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("reading", total=nbytes)
 
         def told(file: Path, nbytes: int) -> None:
             progress.update(bar, advance=nbytes, description=f"{file.parent.name}/{file.name}")
 
-        return found.stamps(told=told)
+        return read(told)
 
 
 @contextmanager

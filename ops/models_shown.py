@@ -40,15 +40,29 @@ def identity(model: Model, family: Family) -> dict[str, Any]:
     return {"card": family.card.digest, "weights": weights}
 
 
-def row(model: Model, found: Checkpoint | None, family: Family | None, problem: str | None = None) -> dict[str, Any]:
+def row(model: Model, found: Checkpoint | None, family: Family | None, unusable: str | None) -> dict[str, Any]:
+    """`unusable` says why there is no family of it."""
     return {
         "name": model.name,
+        "usable": family is not None,
         "task": family.card.task if family else None,
         "precision": family.card.recipe.assumes_precision if family else model.precision,
         "bytes": found.nbytes if found else None,
         "weights": identity(model, family)["weights"][:16] if family else None,
         "folder": model.folder,
-        "problem": problem or _touched(model),
+        "problem": unusable or _touched(model),
+    }
+
+
+def unusable(model: Model, reason: str) -> dict[str, Any]:
+    """What is known of a model that cannot be opened."""
+    return {
+        "name": model.name,
+        "precision": model.precision,
+        "options": model.options,
+        "folder": model.folder,
+        "files": len(model.files),
+        "problem": reason,
     }
 
 

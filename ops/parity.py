@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from random import Random
 from typing import Any
 
 import anyio.to_thread
@@ -14,16 +15,18 @@ from cards import codec, registry
 from cards.errors import NoReference
 from cards.family import Family, Referenced
 from cards.given import Given, picture
+from cards.registry import Families
 from cards.request import GenerationRequest, ResolvedRequest
 from cards.wire import ModelIdentity
-from engine import parity
+from engine import intake, parity
 from engine.clock import WallClock
 from engine.job import Job, State
 from engine.parity import Digests, ParityMeasured, measured, record
-from ops.errors import JobEnded
+from ops.errors import JobEnded, OpsError
 from ops.models import families_of
 from ops.serve import running
 from ops.settings import Settings
+from ops.whereabouts import running_engine
 from store.open import open_journal
 
 
@@ -32,11 +35,13 @@ async def measure(
 ) -> ParityMeasured:
     """Run both and write down what was found. `asked` are fields of a request's body.
 
-    Raises UnknownModel, InvalidRequest, NoReference, JobEnded, StoreError.
+    Raises UnknownModel, UnusableModel, InvalidRequest, NoReference, OpsError, StoreError.
     """
-    family = registry.find(families_of(settings), model)
-    reference = _referenced(family)
-    request, given = _read(model, asked, image)
+    families = registry.needed(families_of(settings), model)
+    family = families[model]
+    reference = _referenced(families, model)
+    request, given = await anyio.to_thread.run_sync(_checked, family, asked, image)
+    await _check_free(settings)
     job, made = await _run(settings, request, given)
     expected = await anyio.to_thread.run_sync(_expected, reference, job.request, given, settings.threads)
     found = _compared(family, job, made, expected)
@@ -51,6 +56,23 @@ async def known(settings: Settings, model: ModelIdentity) -> ParityMeasured | No
         return None
     async with open_journal(settings.store_url, writable=False) as journal:
         return next((one for one in reversed(await measured(journal, model.name)) if one.model == model), None)
+
+
+def _checked(
+    family: Family, asked: Mapping[str, Any], image: bytes | None
+) -> tuple[GenerationRequest, dict[str, Given]]:
+    """Refused before any engine starts; only what is continued is for the engine to find. Raises InvalidRequest."""
+    request, given = _read(family.card.name, asked, image)
+    if request.continues is None:
+        intake.notices_of(intake.alone(request, family.card, given, Random()), family, given)
+    return request, given
+
+
+async def _check_free(settings: Settings) -> None:
+    """Raises OpsError if an engine serves the data folder: it holds the store, and may compute on another device."""
+    if (there := await anyio.to_thread.run_sync(running_engine, settings)) is not None:
+        own = "parity runs an engine of its own, on the CPU"
+        raise OpsError(f"the engine with pid {there.pid} serves {settings.data} at {there.url}: stop it first; {own}")
 
 
 def _read(model: str, asked: Mapping[str, Any], image: bytes | None) -> tuple[GenerationRequest, dict[str, Given]]:
@@ -77,12 +99,16 @@ async def _run(settings: Settings, request: GenerationRequest, given: Mapping[st
     return job, made
 
 
-def _referenced(family: Family) -> Referenced:
+def _referenced(families: Families, model: str) -> Referenced:
     """The family; or the module of `training` that its card names, which no card knows. Raises NoReference."""
-    name = family.card.parity.reference
-    found: object = import_module(name) if name.startswith("training.") else family
+    card = families[model].card
+    name = card.parity.reference
+    found: object = import_module(name) if name.startswith("training.") else families[model]
     if not isinstance(found, Referenced):
-        raise NoReference(family.card.name, f"its card names {name}")
+        raise NoReference(model, f"its card names {name}")
+    for stage, of in (card.stages or {}).items():
+        if not isinstance(families[of.model], Referenced):
+            raise NoReference(model, f"its {stage}, {of.model}, has none")
     return found
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from cards import registry
+from cards.errors import UnknownModel, UnusableModel
 from cards.family import Family
 from cards.fingerprint import ran_on_cpu
 from cards.wire import StepResult, WorkUnit
@@ -15,7 +16,7 @@ from engine.audit import sound_log
 from engine.bundle import take_in
 from engine.contents import Contents
 from engine.course import course
-from engine.errors import NoSuchStep
+from engine.errors import NoSuchStep, Unrunnable
 from engine.events import JobEvent, StepCompleted
 from engine.job import Job
 from engine.replay import Difference, Verdict, diff, verify
@@ -38,7 +39,7 @@ async def verify_job(
     """The verdict, and what differs between then and now that may explain one.
 
     On the CPU if it ran there, and else where the settings say.
-    Raises JobNotFound, HistoryError, UnknownModel, NoDevice.
+    Raises JobNotFound, HistoryError, Unrunnable, NoDevice.
     """
     async with open_journal(settings.store_url, writable=False) as journal:
         return await _verify(settings, journal, open_blobs(settings.blobs_url), job_id, progress, from_step)
@@ -47,7 +48,7 @@ async def verify_job(
 async def verify_bundle(
     settings: Settings, file: Path, progress: Progress, *, from_step: int = 0
 ) -> tuple[Verdict, list[str]]:
-    """The same of an exported job, in no store. Raises BadBundle, Unrunnable, UnknownModel."""
+    """The same of an exported job, in no store. Raises BadBundle, Unrunnable."""
     journal, blobs = MemoryJournal(), MemoryBlobs()
     job = await take_in(journal, blobs, families_of(settings), file, at=0.0)
     return await _verify(settings, journal, blobs, job.id, progress, from_step)
@@ -61,7 +62,7 @@ async def _verify(
     steps = sum(isinstance(event, StepCompleted) for event in course(log))
     if from_step > steps:
         raise NoSuchStep(job_id, "from_step", from_step, steps)
-    families = registry.needed(families_of(settings), job.model.name)
+    families = _needed(settings, job)
     family = families[job.model.name]
     device = "cpu" if ran_on_cpu(job.fingerprint or "") else device_of(settings.device)
     executor = Executor(load_models(families, device), WorkerBlobs(MemoryBlobs()), stores=False, device=device)
@@ -71,6 +72,14 @@ async def _verify(
 
     verdict = await verify(log, family, execute, Contents(journal, blobs), progress, from_step=from_step)
     return verdict, _changes(job, family, device)
+
+
+def _needed(settings: Settings, job: Job) -> registry.Families:
+    """Raises Unrunnable."""
+    try:
+        return registry.needed(families_of(settings), job.model.name)
+    except (UnknownModel, UnusableModel) as error:
+        raise Unrunnable(job.id, str(error)) from error
 
 
 async def diff_jobs(settings: Settings, ours: str, theirs: str) -> Difference | None:

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from api.app import build_app
 from api.ending import AnsweredAtTheEnd
-from cards import branches
+from cards import branches, registry
 from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
@@ -68,9 +68,10 @@ async def serve(settings: Settings) -> None:
 async def running(settings: Settings) -> AsyncIterator[Serving]:
     """An engine with its workers and its HTTP server, for as long as it is entered.
 
-    Raises BadSettings, StoreError (locked, unavailable, of another schema), InvalidCard.
+    Raises BadSettings, StoreError (locked, unavailable, of another schema), InvalidCard, NoFamily.
     """
     families = families_of(settings)
+    registry.tell_unusable(families)
     if settings.parallel:
         branches.check(families)
     await devices.check(settings)
@@ -83,7 +84,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
             await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
 
             async def spawn(slot: int) -> Process:
-                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot)
+                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot, families.unusable)
                 command = worker.command(of_slot, settings.blobs_url)
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 

@@ -1,6 +1,7 @@
 """Builds worker processes: the settings of one, and the command lines that start one and its other ranks."""
 
 import sys
+from collections.abc import Collection
 
 import msgspec
 
@@ -12,12 +13,15 @@ from workers import process
 from workers.process import WorkerSettings
 
 
-def settings_of(settings: Settings, address: str, parent: int | None, slot: int = 0) -> WorkerSettings:
+def settings_of(
+    settings: Settings, address: str, parent: int | None, slot: int = 0, without: Collection[str] = ()
+) -> WorkerSettings:
+    """`without` are registered models that the engine cannot use, and has said so."""
     return WorkerSettings(
         connect=address,
         pool=settings.pool,
         families=settings.families,
-        models=read_models(settings),
+        models=tuple(model for model in read_models(settings) if model.name not in without),
         extensions=settings.extensions,
         ranks=settings.ranks,
         device=settings.device,

@@ -360,6 +360,8 @@ class World:
         self.journal: Journal = journal or MemoryJournal()
         self.blobs = MemoryBlobs()
         self.families = families
+        self.unusable: dict[str, str] = {}
+        """Models that are registered and cannot be opened, and why."""
         self.clock: Clock = clock or WallClock()
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
@@ -392,7 +394,7 @@ class World:
         engine = Engine(
             journal=journal,
             link=link,
-            registry={family.card.name: family for family in self.families},
+            registry=registry.Registry({family.card.name: family for family in self.families}, self.unusable),
             clock=self.clock,
             settings=EngineSettings(blobs=self.blobs.name, **settings),
         )

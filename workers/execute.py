@@ -15,7 +15,7 @@ from cards.errors import NotFinite
 from cards.family import Asking, Components, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of
 from cards.forward import Forward, Outputs
-from cards.registry import Registry
+from cards.registry import Families
 from cards.wire import (
     INLINE_LIMIT,
     ArtifactRef,
@@ -76,7 +76,7 @@ class Beside(Mapping[str, Any]):
         return len(self._components) + len(self._more)
 
 
-def load_models(registry: Registry, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
+def load_models(registry: Families, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
     """`branches` evaluates those of their steps; without, each step evaluates its own."""
     loaded = {name: (family.load(device), family.bodies()) for name, family in registry.items()}
     more = {} if branches is None else {COMPONENT: branches}

@@ -43,18 +43,18 @@ class Naming:
         named = self._named.get(id(tensor))
         if named is not None and not (store and named.ref.digest in self._unstored):
             return named
-        ref, data = codec.encode(tensor)
+        ref, parts = codec.refer(tensor)
         if store:
-            self.blobs[ref.digest] = data
+            self.blobs[ref.digest] = b"".join(parts)
         else:
             self.left_out.add(ref.digest)
-        named = Named(ref, _laid_out(tensor, ref, data, self._device))
+        named = Named(ref, _laid_out(tensor, ref, parts[1], self._device))
         self._named[id(named.tensor)] = named
         return named
 
 
-def _laid_out(tensor: "torch.Tensor", ref: TensorRef, data: bytes, device: str) -> "torch.Tensor":
+def _laid_out(tensor: "torch.Tensor", ref: TensorRef, data: memoryview, device: str) -> "torch.Tensor":
     """The tensor to go on with: the one that a resume would load, if that lies elsewhere or is not laid out alike."""
     there = str(tensor.device) == codec.home(tensor.dtype, device)
     alike = there and not tensor.storage_offset() and tensor.stride() == ref.strides
-    return tensor if alike else codec.decode(data, device)
+    return tensor if alike else codec.fresh(ref.dtype, ref.shape, ref.strides, data, device)

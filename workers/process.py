@@ -77,6 +77,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             settings = replace(settings, meet_in=folder)
         followers = stack.enter_context(_followers(settings, others, follower))
         families, executor = stack.enter_context(_prepared(settings, blobs, 0, device))
+        registry.tell_unusable(families)
         numerics = fingerprint.numerics(device)
         followers.ready(numerics)
         identity = Identity(

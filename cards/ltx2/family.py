@@ -36,7 +36,7 @@ class Ltx2(OneCheckpoint):
         if self._recipe != "distilled":
             self._tokens.check("negative_prompt", request.negative_prompt)
             return ()
-        return no_guidance(request, "unused", "the distilled recipe has no use for one; it is ignored")
+        return no_guidance(request, "the distilled recipe has no use for one; it is ignored")
 
     def unshared(self) -> str:
         return "the distilled recipe has one branch" if self._recipe == "distilled" else ""

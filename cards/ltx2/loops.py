@@ -94,5 +94,5 @@ def loops(card: ModelCard, version: Version) -> dict[str, Loop]:
 
 
 def _sigmas(context: LoopContext) -> tuple[float, ...]:
-    """None where the scheduler has them."""
+    """() where the scheduler has them."""
     return (context.card.recipe.sigmas or {}).get(context.loop, ())

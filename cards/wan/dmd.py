@@ -98,4 +98,4 @@ def loops(card: ModelCard) -> tuple[Loop, ...]:
 
 
 def notices(request: ResolvedRequest) -> tuple[Notice, ...]:
-    return no_guidance(request, "unused", "is not used: a student runs without guidance")
+    return no_guidance(request, "is not used: a student runs without guidance")

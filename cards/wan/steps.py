@@ -20,6 +20,7 @@ from cards.folding import MADE
 from cards.forward import OUTPUT, Forward, single
 from cards.solvers import SOLVERS, fresh
 from cards.wan.card import LEAST_TOKENS, LOW_NOISE, TEXT_TOKENS, scale_of
+from cards.wan.forward import weight_of
 from cards.wan.loops import GUIDANCE
 from cards.wire import Scalar, WorkPlan
 
@@ -78,7 +79,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     latent_BCFHW = _latent(components, plan, reads)
     if "condition" in reads:
         latent_BCFHW = torch.cat([latent_BCFHW, reads["condition"]], dim=1)
-    latent_BCFHW = latent_BCFHW.to(_precision(transformer))
+    latent_BCFHW = latent_BCFHW.to(weight_of(transformer).dtype)
     scalars = {**plan.scalars, "guidance": scale}
     policy = GUIDANCE[str(scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}  # whether at all, the request says
@@ -109,7 +110,7 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     transformer = components["transformer"]
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
-    latent_BCFHW = latent.to(_precision(transformer))
+    latent_BCFHW = latent.to(weight_of(transformer).dtype)
     forward = _forward(transformer, latent_BCFHW, t_B, reads["text"], loras=_loras(plan, reads))
     velocity = single((yield {"text": forward}))["text"]
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
@@ -138,8 +139,11 @@ def decode_vae(components: Components, plan: WorkPlan, reads: Reads) -> Made:
 def decode_frames(
     vae: Any, latent_BCFHW: Tensor, which: slice, cache: list[pack.Entry] | None
 ) -> tuple[list[Tensor], list[pack.Entry]]:
-    """Some latent frames, each to uint8 (T, H', W', 3), and the cache after them; None before the first of the clip."""
-    first, cache = cache is None, list(cache or [None] * _convolutions(vae))
+    """Some latent frames, each to uint8 (T, H', W', 3), and the cache after them; None before the first of the clip.
+
+    A cache that is given is used up: it becomes that after them, tensor by tensor, so that no two are in memory.
+    """
+    first, cache = cache is None, cache or [None] * _convolutions(vae)
     frames = vae.post_quant_conv(_unscaled(vae, latent_BCFHW.to(vae.dtype)))[:, :, which]
     decoded = []
     for index in range(frames.shape[2]):
@@ -192,12 +196,6 @@ def _expert(scheduler: Any, plan: WorkPlan) -> tuple[str, Scalar]:
 def _tokens(transformer: Any, latent_BCFHW: Tensor) -> int:
     patch: int = math.prod(transformer.config.patch_size)
     return latent_BCFHW[0, 0].numel() // patch
-
-
-def _precision(transformer: Any) -> torch.dtype:
-    """Its `dtype`, which diffusers finds by looking at all of its modules: a millisecond."""
-    precision: torch.dtype = transformer.patch_embedding.weight.dtype
-    return precision
 
 
 def _loras(plan: WorkPlan, reads: Reads) -> lora.Stack | None:

@@ -6,8 +6,6 @@ Which blocks change the resolution, and which of them in time too, the names of 
 import re
 from collections.abc import Iterable, Iterator
 
-from msgspec.structs import replace
-
 from cards.card import Precision
 from cards.checkpoint import Part
 from cards.layers import Layers, attention, has, numbered, width_of
@@ -19,24 +17,19 @@ CACHED_FRAMES = 2
 DECODER_COPIES, ENCODER_COPIES = 2.0, 5.4
 """Of the widest layer of each."""
 
-PACKED_COPIES = 3
-"""Of the cache while it is packed: its tensors, each as bytes, and those as one (cards/pack.py)."""
-
 Places = Iterator[tuple[str, int]]
 """By the beginning of a weight's name, how many elements each channel of what it makes has."""
 
 
 def step(part: Part, latent: tuple[int, ...], frames: int, precision: Precision, *, first: bool) -> Work:
-    """To decode some frames of a latent (B, C, F, H, W), `first` if the clip's first is among them, and pack the cache.
+    """To decode some frames of a latent (B, C, F, H, W), `first` if the clip's first is among them.
 
-    The whole latent is brought to the VAE's scale before.
+    The whole latent is brought to the VAE's scale before. To pack the cache then takes what is packed (cards/pack.py).
     """
     height, width = latent[-2:]
     unscaled = Layers(part, {r"post_quant_conv": latent[2] * height * width, r"decoder|encoder|quant_conv": 0})
     head = decoding(part, height, width, precision, first=True) if first else Work()
-    decoded = Work(unscaled.flops) + head + decoding(part, height, width, precision, first=False).times(frames - first)
-    packed = PACKED_COPIES * cache_bytes(part, height, width, precision) if latent[2] > 1 else 0
-    return replace(decoded, activations=max(decoded.activations, packed))
+    return Work(unscaled.flops) + head + decoding(part, height, width, precision, first=False).times(frames - first)
 
 
 def decoding(part: Part, height: int, width: int, precision: Precision, *, first: bool) -> Work:

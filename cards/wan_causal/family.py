@@ -45,7 +45,7 @@ class WanCausal(OneCheckpoint):
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         canvas.check_sides(request, self.card.output, self._most_side)
         self._tokens.check("prompt", request.prompt)
-        return no_guidance(request, "ignored", "this model runs without guidance and never reads it")
+        return no_guidance(request, "this model runs without guidance and never reads it")
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, request)

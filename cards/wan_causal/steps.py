@@ -13,6 +13,7 @@ from cards import media, pack
 from cards.family import Artifact, Components, Made, Reads, StepBody
 from cards.sampling import noise, noise_seed
 from cards.wan.card import TEXT_TOKENS, scale_of
+from cards.wan.forward import weight_of
 from cards.wan.steps import decode_frames, render
 from cards.wan_causal.card import DENOISING_STEPS
 from cards.wan_causal.forward import KeysValues, forward
@@ -86,7 +87,7 @@ def _forward(
     chunk = int(scalars["chunk"])
     kept = {int(name.removeprefix("kv/")): tensor for name, tensor in reads.items() if name.startswith("kv/")}
     past = past_of(kept, chunk, int(scalars["window"]), int(scalars["sink"]))
-    text = reads["text"].to(transformer.dtype)
+    text = reads["text"].to(weight_of(transformer).dtype)
     return forward(transformer, latent, timestep.expand(1).to(latent.device), text, past, chunk * CHUNK)
 
 
@@ -103,7 +104,7 @@ def _noise(components: Components, plan: WorkPlan, index: int) -> Tensor:
         int(scalars["width"]) // space,
     )
     seed = noise_seed(int(scalars["seed"]), loop="rollout", step=int(scalars["chunk"]), purpose=f"noise/{index}")
-    return noise(shape, seed).to(transformer.device, transformer.dtype)
+    return noise(shape, seed).to(weight_of(transformer))
 
 
 def _clip(chunk: int, frames: Tensor, fps: int) -> Artifact:

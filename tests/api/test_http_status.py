@@ -225,3 +225,20 @@ async def test_what_is_answered_has_the_shape_that_is_described(
         "after",
         "limit",
     }
+
+
+# -- models that cannot be opened -----------------------------------------------------------------------------------
+
+
+async def test_a_model_that_cannot_be_used_is_listed_with_the_reason_and_refused() -> None:
+    world = World()
+    world.unusable = {"wan": "/models/wan: is no directory; restore it"}
+    async with world.engine(workers=0) as running, without_sockets(app_of(running)) as http:
+        listed = (await http.get("/v1/models")).json()
+        refused = await http.post("/v1/jobs", json={"model": "wan", "prompt": "a fox"})
+
+    assert ([model["id"] for model in listed["data"]], listed["unusable"]) == (["toy"], world.unusable)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("model_unusable", "model")
+    assert error["message"] == "model 'wan' cannot be used: /models/wan: is no directory; restore it"

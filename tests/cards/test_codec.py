@@ -131,7 +131,9 @@ def test_bytes_that_are_no_blob_are_a_value_error(data: bytes) -> None:
         codec.decode(data)
 
 
-@pytest.mark.parametrize("strides", ["[4]", "[-4, 1]", "[0, 1]", "[1, 1]", "null", "7", '["4", 1]', "{}", "[[4], 1]"])
+@pytest.mark.parametrize(
+    "strides", ["[4]", f"[{10**30}, 1]", "[-4, 1]", "[0, 1]", "[1, 1]", "null", "7", '["4", 1]', "{}", "[[4], 1]"]
+)
 def test_strides_that_cannot_be_are_a_value_error(strides: str) -> None:
     import safetensors.torch
 
@@ -147,6 +149,14 @@ def test_a_safetensors_file_of_another_kind_is_a_value_error() -> None:
     for name, metadata in (("weights", {"strides": "[1]"}), (codec.KEY, {"a": "b"}), (codec.KEY, None)):
         with pytest.raises(ValueError, match="not a tensor blob"):
             codec.decode(safetensors.torch.save({name: torch.zeros(3)}, metadata=metadata))
+
+
+def test_elements_that_are_missing_or_too_many_are_a_value_error() -> None:
+    _, data = codec.encode(torch.ones(9))
+
+    for wrong in (data[:-1], data + b"?", data.replace(b"[9]", b"[8]")):
+        with pytest.raises(ValueError, match="not a tensor blob"):
+            codec.decode(wrong)
 
 
 def test_another_process_reads_the_same_tensor() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cards import registry
-from cards.errors import InvalidCard, NoFamily, UnknownModel
+from cards.errors import InvalidCard, NoFamily, UnknownModel, UnusableModel
+from cards.model import Model
 from tests.toy import FAMILY
 
 ModuleMaker = Callable[[str, str], str]
@@ -36,6 +37,29 @@ def test_families_are_found_by_the_name_of_their_card() -> None:
 def test_an_unknown_model_is_told_of_those_there_are() -> None:
     with pytest.raises(UnknownModel, match="no model named 'wan'; this engine has: shapes, toy"):
         registry.find(registry.load(["tests.toy", "cards.shapes.family"]), "wan")
+
+
+def test_a_model_that_cannot_be_opened_stops_no_other() -> None:
+    broken = Model(name="wan", folder="/nowhere")
+    clips = Model(name="story", folder="", options={"picture": "shapes", "clip": "wan"})
+
+    families = registry.load(["tests.toy"], [clips, broken])
+
+    assert list(families) == ["toy"]
+    why = "/nowhere: is no directory; restore it, or engine models add wan DIR --replace, or engine models remove wan"
+    assert families.unusable["wan"] == f"{why}; then start the engine again"
+    assert families.unusable["story"] == f"its stage 'wan' cannot be used: {families.unusable['wan']}"
+    for name in ("wan", "story"):
+        with pytest.raises(UnusableModel, match=f"model '{name}' cannot be used: .*/nowhere: is no directory; restore"):
+            registry.find(families, name)
+
+
+def test_a_workflow_whose_options_fit_no_more_stops_no_other() -> None:
+    families = registry.load(["tests.toy"], [Model(name="story", folder="", options={"picture": "toy"})])
+
+    assert list(families) == ["toy"]
+    assert "options.picture: 'toy' is no model that can be it" in families.unusable["story"]
+    assert "engine models add story --option picture=NAME --option clip=NAME --replace" in families.unusable["story"]
 
 
 def test_an_identity_names_card_and_weights_by_content() -> None:

@@ -4,13 +4,14 @@ import contextlib
 import io
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from sqlalchemy import NullPool, create_engine
 
 from ops.admin.main import KNOWN, parse
 from ops.cli import code_of, first
@@ -20,7 +21,10 @@ from store.blobs import open_blobs
 from store.journal import Journal
 from store.open import open_journal
 from tests.api.serving import app_of, served
-from tests.sim import Running, World
+from tests.sim import Running, World, request
+
+NewSettings = Callable[[str, str], Settings]
+"""Settings of a new store: its kind and the name of its folder."""
 
 
 class Done(Struct):
@@ -75,3 +79,14 @@ async def engine(settings: Settings, **options: Any) -> AsyncIterator[Running]:
         else:
             with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
                 yield running
+
+
+def execute(settings: Settings, sql: str) -> int:
+    """Do in the database what no command would do: how many rows it changed."""
+    url = settings.store_url.replace("postgresql://", "postgresql+psycopg://")
+    with create_engine(url, poolclass=NullPool).begin() as connection:
+        return connection.exec_driver_sql(sql).rowcount
+
+
+async def ended(running: Running, seed: int = 7, prompt: str = "a count", **fields: Any) -> str:
+    return (await running.ended((await running.client.submit(request(prompt, seed=seed, **fields))).id)).id

@@ -1,5 +1,6 @@
 """`engine generate`: what it sends, and what it refuses before any engine starts."""
 
+import os
 from pathlib import Path
 
 import anyio
@@ -11,6 +12,7 @@ from ops import cli
 from ops.generate import generate, unfinished
 from ops.remote import connect
 from ops.settings import Settings
+from ops.whereabouts import Whereabouts, announced
 from tests.api.serving import app_of, served
 from tests.api.test_http_inputs import MOVING, SIZED, png
 from tests.processes import run
@@ -20,7 +22,7 @@ from tests.toy import ToyFamily
 
 @pytest.mark.parametrize(
     ("image", "code", "words"),
-    [("nowhere.png", 2, "image: cannot read"), ("text.png", 1, "image: is no image that can be read")],
+    [("nowhere.png", 2, "image: cannot read"), ("text.png", 2, "image: is no image that can be read")],
 )
 def test_an_image_that_is_none_is_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], image: str, code: int, words: str
@@ -49,6 +51,19 @@ async def test_what_comes_along_is_sent(tmp_path: Path) -> None:
 
     assert (job.request.size, job.request.frames) == ("64x64", 5)
     assert job.outputs["request.image"].shape == (2, 4, 3)
+
+
+async def test_looking_for_an_engine_leaves_the_event_loop_to_others(tmp_path: Path) -> None:
+    """The engine that answers here is a task of the same loop."""
+    settings = Settings(data=tmp_path, families=("tests.toy",))
+
+    async with World().engine(workers=0) as running, served(app_of(running)) as url:
+        with announced(tmp_path, Whereabouts(os.getpid(), url, settings.store_name)), anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(generate, {"model": "toy", "prompt": "a count"}, None, settings, None)
+                while not await running.client.jobs():
+                    await anyio.sleep(0.01)
+                tasks.cancel_scope.cancel()
 
 
 GOES_ON = replace(SIZED, name="toy", inputs={"x": InputSpec(kind="output", output="count.x", required=False)})

@@ -38,7 +38,13 @@ def test_a_file_may_be_given_a_strength(file: Path, said: str, strength: float) 
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"), [("nowhere.safetensors:1", "cannot read nowhere.safetensors"), ("x:inf", "inf is no strength")]
+    ("said", "remedy"),
+    [
+        ("nowhere.safetensors:1", "cannot read nowhere.safetensors"),
+        ("x:inf", "inf is no strength"),
+        ("", "'' names no file; give FILE or FILE:STRENGTH"),
+        (":0.5", "':0.5' names no file; give FILE or FILE:STRENGTH"),
+    ],
 )
 def test_what_cannot_be_asked_is_said(said: str, remedy: str) -> None:
     with pytest.raises(BadSettings, match=f"lora: {remedy}"):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cards.errors import BadCheckpoint
 from cards.model import Model
 from engine.clock import WallClock
 from ops import models
@@ -18,6 +17,8 @@ from ops.errors import BadSettings
 from ops.settings import Settings
 from tests.ops.command import Engine
 from tests.parity import tiny, tiny_flux2, tiny_wan
+
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture
@@ -95,12 +96,15 @@ def test_a_name_that_cannot_be_is_refused(engine: Engine, checkpoint: Path, name
     [
         (("--option", "solver=magic"), "'magic' is none of"),
         (("--option", "sampler=euler"), "options.sampler: there is none; there are: loop, solver"),
+        (("--option", "loop=causal", "--option", "window=99"), "'99' is none of -1, 3, 4, 5, 6, 7, 8, 9, 10, 11"),
+        (("--option", "loop=full", "--option", "loop=causal"), "option: 'loop' is given twice, as full and as causal"),
+        (("--option", "solver=unipc", "--option", "solver=unipc"), "option: 'solver' is given twice"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(engine: Engine, checkpoint: Path, words: Any, told: str) -> None:
     ran = engine.models("add", "wan", checkpoint, *words)
 
-    assert (ran.code, len(ran.err.splitlines())) == (1, 1)
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
     assert told in ran.err
     assert engine.file is None
 
@@ -122,7 +126,7 @@ def test_a_directory_that_is_not_whole_is_refused_with_all_that_is_missing(engin
 
     ran = engine.models("add", "wan", checkpoint)
 
-    assert (ran.code, len(ran.err.splitlines()), engine.file) == (1, 1, None)
+    assert (ran.code, len(ran.err.splitlines()), engine.file) == (2, 1, None)
     assert "vae: vae has a config and no safetensors" in ran.err
     assert "tokenizer: there is no folder tokenizer" in ran.err
 
@@ -143,15 +147,8 @@ def test_a_value_of_a_config_that_is_of_no_use_is_told_in_a_line(
 
     ran = engine.models("add", "wan", checkpoint)
 
-    assert (ran.code, len(ran.err.splitlines()), engine.file) == (1, 1, None)
+    assert (ran.code, len(ran.err.splitlines()), engine.file) == (2, 1, None)
     assert "a value in its configs is of no use to WanPipeline" in ran.err
-
-
-def test_a_registered_model_that_is_not_whole_any_more_is_named(registered: Engine, checkpoint: Path) -> None:
-    (checkpoint / "vae" / "config.json").unlink()
-
-    with pytest.raises(BadCheckpoint, match="registered as wan: restore it, or engine models remove wan"):
-        models.families_of(Settings(data=registered.data))
 
 
 def test_a_stage_is_replaced_only_by_what_its_workflow_can_use(engine: Engine, checkpoint: Path) -> None:
@@ -162,7 +159,7 @@ def test_a_stage_is_replaced_only_by_what_its_workflow_can_use(engine: Engine, c
 
     refused = engine.models("add", "flux", checkpoint, "--replace")
 
-    assert (refused.code, engine.file) == (1, before)
+    assert (refused.code, engine.file) == (2, before)
     assert "'story': options.picture: 'flux' is no model that can be it" in refused.err
     assert engine.models("add", "flux", picture, "--precision", "bfloat16", "--replace").code == 0
 
@@ -187,19 +184,8 @@ def test_a_pipeline_of_no_family_is_refused(engine: Engine, checkpoint: Path) ->
 
     ran = engine.models("add", "wan", checkpoint)
 
-    assert (ran.code, len(ran.err.splitlines()), engine.file) == (1, 1, None)
+    assert (ran.code, len(ran.err.splitlines()), engine.file) == (2, 1, None)
     assert "NoPipeline is of no family here" in ran.err
-
-
-def test_a_list_shows_also_what_is_gone(registered: Engine, checkpoint: Path) -> None:
-    assert registered.models("add", "second", checkpoint, "--precision", "bfloat16").code == 0
-    assert [row["problem"] for row in registered.models("list", "--json").json] == [None, None]
-    shutil.rmtree(checkpoint)
-
-    rows = registered.models("list", "--json").json
-
-    assert [row["name"] for row in rows] == ["wan", "second"]
-    assert all("is no directory" in row["problem"] for row in rows)
 
 
 def test_an_empty_folder_lists_nothing(engine: Engine) -> None:
@@ -230,6 +216,36 @@ def test_a_check_says_which_file_is_gone(registered: Engine, checkpoint: Path) -
 
     assert (ran.code, len(ran.err.splitlines())) == (1, 1)
     assert "vae/config.json is gone" in ran.err
+    states = {row["file"]: (row["state"], row["problem"]) for row in ran.json}
+    assert states["vae/config.json"] == ("missing", None)
+    assert states["vae"] == ("broken", "vae: vae has weights and no config.json")
+    assert states["vae/diffusion_pytorch_model.safetensors"] == ("same", None)
+
+
+def test_a_check_shows_what_is_wrong_with_each_component(registered: Engine, checkpoint: Path) -> None:
+    weights = checkpoint / WEIGHTS
+    os.truncate(weights, weights.stat().st_size - 1)
+    (checkpoint / "vae" / "config.json").write_text("{")
+
+    ran = registered.models("check", "wan", "--json")
+
+    assert (ran.code, len(ran.err.splitlines())) == (1, 1)
+    rows = {row["file"]: row for row in ran.json}
+    assert (rows[WEIGHTS]["component"], rows[WEIGHTS]["state"]) == ("transformer", "changed")
+    assert f"has {weights.stat().st_size} bytes and should have" in rows[WEIGHTS]["problem"]
+    assert rows["vae/config.json"]["problem"] == "vae: config.json: Input data was truncated"
+    assert {row["state"] for file, row in rows.items() if file not in (WEIGHTS, "vae/config.json")} == {"same"}
+    assert "should have" in registered.models("check", "wan").out
+
+
+def test_a_check_of_a_directory_that_is_gone_says_so(registered: Engine, checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+
+    ran = registered.models("check", "wan", "--json")
+
+    assert (ran.code, len(ran.err.splitlines())) == (1, 1)
+    assert "its directory is gone; restore it" in ran.err
+    assert {row["state"] for row in ran.json} == {"missing"}
 
 
 def test_a_file_that_was_touched_is_noticed_without_being_read(registered: Engine, checkpoint: Path) -> None:

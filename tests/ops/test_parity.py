@@ -1,5 +1,6 @@
 """Parity as operators measure it, of every card: the command, a real worker process, and what it leaves in the log."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ from cards.errors import NoReference
 from cards.model import Model
 from engine.parity import ParityMeasured, measured
 from ops import models
+from ops.errors import OpsError
 from ops.models import FILE
 from ops.parity import measure
 from ops.settings import Settings
+from ops.whereabouts import Whereabouts, announced
 from store.open import open_journal
 from tests import toy
+from tests.api.serving import app_of, served
 from tests.ops.command import Engine
 from tests.parity import tiny, tiny_flux2, tiny_ltx2, tiny_wan
+from tests.sim import World
 
 SMALL = ("--size", "32x16", "--frames", 5)
 CLIP = (*SMALL, "--steps", 3)
@@ -175,7 +180,13 @@ async def test_a_model_without_a_reference_says_so_before_anything_runs(tmp_path
 @pytest.mark.parametrize(
     ("name", "words", "code", "told"),
     [
-        ("nobody", (), 1, "no model named 'nobody'"),
+        ("nobody", (), 2, "no model named 'nobody'"),
+        ("wan", ("--size", "33x16"), 2, "size: 33x16: width and height must be multiples of 16"),
+        ("wan", ("--steps", 0), 2, "steps: 0 is outside"),
+        ("i2v", CLIP, 2, "image: is missing"),
+        ("i2v", ("--image", __file__), 2, "image: is no image that can be read"),
+        ("wan", ("--lora", __file__), 2, "loras/0: is no safetensors file"),
+        ("flow", ("--interceptor", "block_cache=0.1"), 2, "interceptors.block_cache: flow has none such enabled"),
         ("i2v", ("--image", "nowhere.png"), 2, "image: cannot read nowhere.png"),
         ("wan", ("--guidance", "nan"), 2, "guidance: nan is no number that a request can have"),
         ("wan", ("--lora", "nowhere"), 2, "lora: cannot read nowhere"),
@@ -188,3 +199,27 @@ def test_what_cannot_be_asked_for_is_told_in_one_line(
 
     assert (ran.code, len(ran.err.splitlines())) == (code, 1)
     assert told in ran.err
+    assert [file.name for file in engine.data.iterdir()] == [FILE], "no engine was started"
+
+
+def test_a_workflow_with_a_stage_without_a_reference_says_so_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Model(name="story", folder="", options={"picture": "flux2", "clip": "fade"})
+    (tmp_path / FILE).write_bytes(msgspec.json.encode((*registered()[-3:-2], story)))
+    monkeypatch.setenv("KEYFRAME_FAMILIES", "tests.parity.fade")
+
+    ran = Engine(tmp_path, capsys).models("parity", "story")
+
+    assert (ran.code, len(ran.err.splitlines())) == (1, 1)
+    assert "story has no reference that runs here: its clip, fade, has none" in ran.err
+    assert [file.name for file in tmp_path.iterdir()] == [FILE]
+
+
+async def test_an_engine_that_serves_the_folder_is_to_be_stopped_first(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path)
+    async with World().engine(workers=0) as running, served(app_of(running)) as url:
+        with announced(tmp_path, Whereabouts(os.getpid(), url, settings.store_name)):
+            with pytest.raises(OpsError, match=f"the engine with pid {os.getpid()} serves .* at {url}: stop it first"):
+                await measure(settings, "shapes", {"prompt": "a red circle"})
+            assert [file.name for file in tmp_path.iterdir()] == ["engine.json"]

@@ -214,3 +214,31 @@ def test_a_family_that_does_not_say_its_sizes_is_told() -> None:
 
     with pytest.raises(Unmeasured, match="its family, 'shapes', does not say them"):
         plan(FAMILY, request)
+
+
+@pytest.mark.parametrize("said", ["1e-320", "0", "-1", "nan", "inf", "1e10", "fast"])
+def test_a_rate_that_no_device_has_is_refused_with_those_that_are_taken(
+    said: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        planned(data, capsys, f"--tflops={said}")
+
+    assert ended.value.code == 2
+    assert f"argument --tflops: '{said}' is no number from 1e-06 to 1e+09" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", ["1e-6", "1e9"])
+def test_the_slowest_and_the_fastest_device_are_reckoned_with(
+    said: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = planned(data, capsys, "--size", "832x480", "--frames", "5", "--tflops", said)
+
+    assert told["seconds"] == pytest.approx(sum(row["tflop"] for row in told["loops"]) / float(said))
+
+
+def test_a_size_that_cannot_be_is_told_as_by_every_command(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        planned(data, capsys, "--size", "33x1")
+
+    assert ended.value.code == 2
+    assert "size: 33x1: width and height must be multiples of 16" in capsys.readouterr().err

@@ -7,13 +7,13 @@ from tests.parity import every_card
 from tests.parity.reference import Digests
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """The modules are so small that two spend their time waiting for each other."""
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def unbroken(one_thread: None) -> dict[str, Digests]:
     """By model of every_card, what its job makes: one job after the other, on one worker."""
     async with every_card.world().engine() as running:

@@ -1,22 +1,26 @@
 """Every card at once: jobs that take turns, that move between stores, and that go on under other numerics."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
+from cards.registry import needed
+from cards.wan_causal.loops import FRESH
 from engine import bundle
 from engine.contents import Contents
 from engine.events import NumericsChanged
 from store.open import open_journal
-from tests.parity.every_card import REQUESTS, alone, submit, world
+from tests.parity.every_card import REQUESTS, alone, families, submit, world
 from tests.parity.reference import Digests, ended
 from tests.sim import Running, SimWorker
 
-OTHERS: tuple[dict[str, Any], ...] = ({"seed": 4, "prompt": "a dog"}, {"seed": 5})
+ANOTHER: dict[str, Any] = {"seed": 4, "prompt": "a dog"}
 """What else each model is asked for, while it is asked for that of `REQUESTS`."""
 
 
@@ -29,9 +33,9 @@ async def begin(running: Running, jobs: Iterable[str]) -> SimWorker:
 
 async def test_jobs_of_all_cards_that_take_turns_make_the_bits_of_those_alone(unbroken: dict[str, Digests]) -> None:
     async with world().engine() as running:
-        others = [await alone(running, model, **changes) for changes in OTHERS for model in REQUESTS]
+        others = [await alone(running, model, **ANOTHER) for model in REQUESTS]
     async with world().engine(workers=0) as running:
-        jobs = [await submit(running, model, **changes) for changes in ({}, *OTHERS) for model in REQUESTS]
+        jobs = [await submit(running, model, **changes) for changes in ({}, ANOTHER) for model in REQUESTS]
         await begin(running, jobs)
         together = [(await ended(running, job)).steps for job in jobs]
         order = [unit.id.job for unit in running.workers[0].ran]
@@ -41,14 +45,23 @@ async def test_jobs_of_all_cards_that_take_turns_make_the_bits_of_those_alone(un
     assert sum(turns) > 0.9 * len(turns), "they took turns"
 
 
-async def test_the_request_for_two_experts_reaches_both() -> None:
+@pytest.mark.parametrize("model", ["a14b", "i2v-a14b"])
+async def test_a_request_for_two_experts_reaches_both(model: str) -> None:
     forwards: list[str] = []
-    async with world(names=["a14b"]).engine() as running:
+    async with world(names=[model]).engine() as running:
         for name, transformer in transformers(running.workers[0]):
             transformer.register_forward_hook(lambda *_, name=name: forwards.append(name))
-        await alone(running, "a14b")
+        await alone(running, model)
 
     assert {*forwards} == {"transformer", "transformer_2"}
+
+
+async def test_the_request_for_a_window_is_longer_than_it(unbroken: dict[str, Digests]) -> None:
+    whole, windowed = unbroken["causal"], unbroken["windowed"]
+
+    assert whole.keys() == windowed.keys()
+    first = min(step for step in whole if whole[step] != windowed[step])
+    assert first == ("rollout", len(FRESH)), "they differ from the second chunk on"
 
 
 def transformers(worker: SimWorker) -> Iterator[tuple[str, nn.Module]]:
@@ -62,41 +75,46 @@ class StepCache:
     """As one is hung on a module: of three forwards of one shape, the last two are given what the first one made."""
 
     def __init__(self) -> None:
-        self._made: tuple[Tensor, ...] = ()
-        self._uses = 0
+        self._left: dict[torch.Size, list[Tensor]] = {}
 
-    def __call__(self, module: nn.Module, inputs: object, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if not self._uses or made[0].shape != self._made[0].shape:
-            self._made, self._uses = made, 3
-        self._uses -= 1
-        return self._made
-
-
-def with_caches(worker: SimWorker) -> None:
-    for _, transformer in transformers(worker):
-        transformer.register_forward_hook(StepCache())
+    def __call__(self, module: nn.Module, inputs: object, made: Tensor) -> Tensor:
+        left = self._left.setdefault(made.shape, [])
+        if not left:
+            left += [made] * 3
+        return left.pop()
 
 
-@pytest.mark.parametrize("model", ["wan", "i2v", "a14b", "student", "ltx2", "flux2"])
+@contextmanager
+def caches(worker: SimWorker) -> Iterator[None]:
+    """New ones, on the last part of each transformer: a causal rollout calls its parts and never the whole."""
+    parts = [transformer.get_submodule("proj_out") for _, transformer in transformers(worker)]
+    hooks = [part.register_forward_hook(StepCache()) for part in parts]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("model", REQUESTS)
 async def test_jobs_disturb_each_other_through_a_cache_on_a_module(model: str) -> None:
     """The negative control: a job for which the cache is new makes the same each time."""
-    requests: tuple[dict[str, Any], ...] = ({}, OTHERS[0])
+    requests: tuple[dict[str, Any], ...] = ({}, ANOTHER)
 
-    async def alone_with_cache() -> list[Digests]:
+    async def alone_with_caches(running: Running) -> list[Digests]:
         made = []
         for changes in requests:
-            async with world(names=[model]).engine() as running:
-                with_caches(running.workers[0])
+            with caches(running.workers[0]):
                 made.append(await alone(running, model, **changes))
         return made
 
-    async with world(names=[model]).engine(workers=0) as running:
+    there = world(names=needed(families(), model))
+    async with there.engine() as running:
+        by_themselves = await alone_with_caches(running)
+        assert await alone_with_caches(running) == by_themselves
+    async with there.engine(workers=0) as running:
         jobs = [await submit(running, model, **changes) for changes in requests]
-        with_caches(await begin(running, jobs))
-        together = [(await ended(running, job)).steps for job in jobs]
+        with caches(await begin(running, jobs)):
+            together = [(await ended(running, job)).steps for job in jobs]
 
-    by_themselves = await alone_with_cache()
-    assert await alone_with_cache() == by_themselves
     assert together != by_themselves
 
 

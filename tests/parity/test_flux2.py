@@ -55,6 +55,7 @@ async def test_a_distilled_model_has_no_guidance(precision: str) -> None:
 
     pipelines = expected(distilled, made.job)
     assert made.of(pipelines) == pipelines
+    assert {"denoise.latent@3", "denoise.latent", "decode.image"} < pipelines.keys()
     assert "negative" not in made.last("encode")
     assert [notice.field for notice in made.job.notices] == ["negative_prompt"]
     assert distilled.card.recipe.steps.default == 4

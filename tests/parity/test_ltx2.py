@@ -9,6 +9,7 @@ from typing import Any
 import av
 import pytest
 
+from cards import media
 from cards.card import from_json, to_json
 from cards.errors import BadCheckpoint, InvalidRequest
 from cards.family import Family
@@ -88,6 +89,8 @@ async def test_a_clip_carries_its_sound_and_the_sound_lies_beside_it() -> None:
     with wave.open(io.BytesIO(sound)) as read:
         assert (read.getframerate(), read.getsampwidth(), read.getnchannels()) == (16_000, 2, 2)
         length = read.getnframes()
+        waveform = one.reference(outcome.job.request, {})["decode_audio.waveform"]
+        assert read.readframes(length) == media.pcm(waveform.numpy()).astype("<i2").tobytes()
     with av.open(io.BytesIO(clip)) as container:
         [video], [audio] = container.streams.video, container.streams.audio
         assert (video.width, video.height, video.frames) == (128, 64, 9)

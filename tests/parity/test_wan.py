@@ -7,6 +7,7 @@ import pytest
 
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
+from cards.wan.forward import weight_of
 from tests.parity import tiny
 from tests.parity.reference import ended, expected, family, run
 from tests.parity.resuming import run_resumed
@@ -34,6 +35,14 @@ async def test_latents_and_frames_are_the_pipelines(scheduler: str, precision: s
     pipelines = expected(wan, made.job)
     assert made.of(pipelines) == pipelines
     assert pipelines.keys() == {*(f"denoise.latent@{step}" for step in range(6)), "denoise.latent", *FRAMES}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_weight_that_is_looked_at_has_the_type_and_the_place_of_its_module(precision: str) -> None:
+    transformer = family(tiny.wan(), precision).load("cpu")["transformer"]
+    weight = weight_of(transformer)
+
+    assert (weight.dtype, weight.device) == (transformer.dtype, transformer.device)
 
 
 async def test_without_guidance_there_is_one_forward_as_in_the_pipeline() -> None:

@@ -61,7 +61,7 @@ async def test_a_negative_prompt_is_said_to_be_of_no_use() -> None:
     made = await run(student(), REQUEST | {"negative_prompt": "blurry"})
 
     [notice] = made.job.notices
-    assert (notice.field, notice.code) == ("negative_prompt", "unused")
+    assert (notice.field, notice.code) == ("negative_prompt", "ignored")
     assert made.steps == (await run(student(), REQUEST)).steps
 
 

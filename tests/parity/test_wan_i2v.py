@@ -70,13 +70,15 @@ async def test_another_image_gives_another_clip_and_one_frame_is_possible() -> N
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-async def test_two_experts_may_start_from_an_image_that_no_encoder_sees(precision: str) -> None:
-    i2v = family(tiny_wan.experts_from_image(), precision)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_two_experts_may_start_from_an_image_that_no_encoder_sees(scheduler: str, precision: str) -> None:
+    i2v = family(tiny_wan.experts_from_image(scheduler), precision)
     made = await run(i2v, REQUEST, given=GIVEN)
 
-    assert i2v.card.recipe.assumes_loop == {"denoise": "wan.i2v.unipc.cfg2/1"}
+    assert i2v.card.recipe.assumes_loop == {"denoise": f"wan.i2v.{scheduler}.cfg2/1"}
     pipelines = expected(i2v, made.job, GIVEN)
     assert made.of(pipelines) == pipelines
+    assert {"denoise.latent@3", "denoise.latent", "decode.frames/2"} < pipelines.keys()
 
 
 def test_a_request_without_an_image_or_with_another_input_is_told_what_is_taken() -> None:

@@ -24,6 +24,9 @@ REQUEST: dict[str, Any] = {
 }
 """Of 64 tokens: with fewer, the branches are evaluated one by one in any case."""
 
+SOME = {"denoise.latent@3", "denoise.latent", "decode.frames/1"}
+"""Of what is compared."""
+
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 async def test_two_rows_of_one_forward_are_two_forwards(precision: str) -> None:
@@ -33,6 +36,7 @@ async def test_two_rows_of_one_forward_are_two_forwards(precision: str) -> None:
     assert batched.steps == sequential.steps
     pipelines = expected(model, batched.job)
     assert batched.of(pipelines) == pipelines
+    assert pipelines.keys() > SOME
 
 
 async def test_without_the_invariant_modules_they_are_not() -> None:
@@ -83,6 +87,7 @@ async def test_flow_unipc_is_the_pipeline_at_wans_own_noise_levels_and_another_s
     made = await run(model, REQUEST)
     pipelines = expected(model, made.job)
     assert made.of(pipelines) == pipelines
+    assert pipelines.keys() > SOME
     assert (await run_resumed(model, REQUEST)).steps == made.steps
     assert made.last("denoise")["latent"] != expected(plain, made.job)["denoise.latent"]
     assert "fm_solvers_unipc" in model.card.parity.reference

@@ -66,7 +66,7 @@ def experts(scheduler: str = "unipc") -> Path:
 
 
 @cache
-def experts_from_image() -> Path:
+def experts_from_image(scheduler: str = "unipc") -> Path:
     """Wan 2.2 A14B from an image, which no transformer attends to."""
     from diffusers import WanImageToVideoPipeline
 
@@ -76,7 +76,7 @@ def experts_from_image() -> Path:
         tiny.tokenizer(),
         tiny.text_encoder(),
         tiny.wan_vae(),
-        tiny.unipc(5.0),
+        SCHEDULERS[scheduler](5.0),
         transformer=tiny.wan_transformer(in_channels=36),
         transformer_2=tiny.wan_transformer(in_channels=36),
         boundary_ratio=0.9,

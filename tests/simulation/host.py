@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import anyio.abc
 
+from cards.registry import Registry
 from cards.wire import Hello
 from engine.client import Client
 from engine.engine import Engine
@@ -61,7 +62,7 @@ class Process:
         self.engine: Engine = world.parts.engine(
             journal=self.journal,
             link=self.router,
-            registry={world.parts.family.card.name: world.parts.family},
+            registry=Registry({world.parts.family.card.name: world.parts.family}),
             clock=host.clock,
             settings=world.settings(name),
             kill=host.kill_worker,
