@@ -107,7 +107,7 @@ async def test_steps_of_several_jobs_are_executed_together_to_the_same_bits() ->
         alone = [await steps_of(running, (await running.ended(job)).id) for job in await submitted(running, *jobs)]
         assert all(reserved.kind.batch == 1 for reserved in running.client.capacity().costs)
 
-    async with World(families=[MeasuredToy()]).engine(limits=MOST) as running:
+    async with World(families=[MeasuredToy()]).engine(limits=MOST, policy="round_robin") as running:
         worker = running.workers[0]
         worker.gate = anyio.Event()
         ids = await submitted(running, *jobs)
@@ -122,7 +122,7 @@ async def test_steps_of_several_jobs_are_executed_together_to_the_same_bits() ->
 
 
 async def test_after_a_death_all_of_the_batch_are_suspects_and_run_alone_until_they_are_cleared() -> None:
-    async with World(families=[MeasuredToy()]).engine(limits=MOST) as running:
+    async with World(families=[MeasuredToy()]).engine(limits=MOST, policy="round_robin") as running:
         worker = running.workers[0]
         worker.gate = anyio.Event()
         poison, *innocent = await submitted(
@@ -135,6 +135,7 @@ async def test_after_a_death_all_of_the_batch_are_suspects_and_run_alone_until_t
             await running.until(lambda: running.workers[-1].dead or not running.engine.ledger.actors.get(poison))
             if running.workers[-1].dead:
                 died += 1
+                await running.until(running.link.inbox.empty)  # its last words decide of what it died
                 await running.engine.lose(running.workers[-1].name, "was killed")
                 running.add_worker()
             await anyio.sleep(0.01)

@@ -134,3 +134,12 @@ def test_what_ranks_share_is_said_by_axis() -> None:
 def test_ranks_that_cannot_share_so_are_named(parallel: str, says: str) -> None:
     with pytest.raises(BadSettings, match=says):
         read({"ranks": 4, "parallel": parallel}, {})
+
+
+def test_a_policy_is_one_that_there_is() -> None:
+    assert read({"policy": "fair", "batch_most": "8"}, {}).limits.batch_most == 8
+
+    with pytest.raises(BadSettings, match=r"policy: .fastest. is none; there are: fifo, .*, deadline"):
+        read({"policy": "fastest"}, {})
+    with pytest.raises(BadSettings, match="batch_most"):
+        read({"batch_most": "0"}, {})
