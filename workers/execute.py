@@ -1,5 +1,6 @@
 """One unit, executed: resident tensors in, step body, content-addressed tensors out."""
 
+import gc
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import codec
+from cards import codec, memory
 from cards.branches import COMPONENT, Branches
 from cards.errors import NotFinite
 from cards.family import Components, Made, StepBody
@@ -21,6 +22,9 @@ from workers.resident import BlobStore, Resident
 
 if TYPE_CHECKING:
     import torch
+
+OOM = "oom"
+"""The kind of error of a step that ran out of memory."""
 
 
 class Loaded(Struct, frozen=True):
@@ -88,7 +92,19 @@ class Executor:
         return Answer(answer.result, answer.frames)
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
-        """An error of the step is an answer; only what breaks the process itself is raised."""
+        """An error of the step is an answer; only what breaks the process itself is raised.
+
+        A step that runs out of memory has one more try, with what all others can spare. One that ranks share has not: a
+        rank that began again would exchange with others that are further on.
+        """
+        answer = self._attempt(unit, frames)
+        error = answer.result.error
+        if error is None or error.kind != OOM or self._is_shared(unit.plan):
+            return answer
+        self._make_room(unit.id.job)
+        return self._attempt(unit, frames)
+
+    def _attempt(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         began = perf_counter()
         try:
             self.resident.follow(unit.id.job, unit.id.epoch)
@@ -112,6 +128,18 @@ class Executor:
             raise
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
             return Answer(StepResult(id=unit.id, error=step_error(error), seconds=perf_counter() - began))
+
+    def _is_shared(self, plan: WorkPlan) -> bool:
+        model = self._models.get(plan.instance)
+        return model is not None and COMPONENT in model.components
+
+    def _make_room(self, job: str) -> None:
+        self.resident.make_room(job)
+        gc.collect()
+        if self.resident.device != "cpu":
+            import torch
+
+            torch.cuda.empty_cache()
 
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}
@@ -196,8 +224,6 @@ class Executor:
 
 
 def step_error(error: Exception) -> StepError:
-    import torch
-
     if isinstance(error, BranchFailed):
         return error.error
     kinds = {
@@ -205,8 +231,7 @@ def step_error(error: Exception) -> StepError:
         BlobLost: "corrupt_checkpoint",
         FoldDiffers: "corrupt_checkpoint",
         NotFinite: "nan",
-        MemoryError: "oom",
-        torch.OutOfMemoryError: "oom",
     }
-    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), "error")
+    other = OOM if memory.ran_out(error) else "error"
+    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), other)
     return StepError(kind, f"{type(error).__name__}: {error}")

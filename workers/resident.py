@@ -84,7 +84,9 @@ class Resident:
     def get(self, job: str, ref: TensorRef) -> "torch.Tensor":
         """Raises BlobLost if the tensor is neither here nor there, BlobsUnavailable."""
         tensors = self._jobs.setdefault(job, JobTensors()).tensors
-        if ref.digest not in tensors:
+        if ref.digest in tensors:
+            tensors[ref.digest] = _moved(tensors[ref.digest], self.device)
+        else:
             tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest), self.device)
         return tensors[ref.digest]
 
@@ -94,6 +96,12 @@ class Resident:
         held.tensors[ref.digest] = tensor
         if promise is not None:
             held.kept[promise.digest] = ref
+
+    def make_room(self, job: str) -> None:
+        """All jobs but this one hold their tensors in host memory, each until it is read."""
+        for other, held in self._jobs.items():
+            if other != job:
+                held.tensors = {digest: _moved(tensor, "cpu") for digest, tensor in held.tensors.items()}
 
     def unstored(self, job: str) -> set[str]:
         """The tensors that this device made and left out of what is stored."""
@@ -108,3 +116,13 @@ class Resident:
     def held(self) -> Held:
         tensors = [tensor for job in list(self._jobs.values()) for tensor in list(job.tensors.values())]
         return Held(len(tensors), sum(tensor.nbytes for tensor in tensors))
+
+
+def _moved(tensor: "torch.Tensor", device: str) -> "torch.Tensor":
+    """It at its home for this device, laid out as it is."""
+    import torch
+
+    home = codec.home(tensor.dtype, device)
+    if str(tensor.device) == home:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home).copy_(tensor)
