@@ -4,6 +4,7 @@ Strides survive because they decide which kernels run: a contiguous copy of a tr
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -153,6 +154,11 @@ def digest(*parts: bytes | memoryview) -> str:
     for part in parts:
         hasher.update(part)
     return hasher.hexdigest()
+
+
+def are(blobs: Sequence[bytes], digests: Sequence[str]) -> bool:
+    """Whether these are the blobs of these digests, in order."""
+    return len(blobs) == len(digests) and all(map(operator.eq, map(digest, blobs), digests))
 
 
 def _layout(tensor: "torch.Tensor") -> tuple[str, tuple[int, ...], tuple[int, ...]]:

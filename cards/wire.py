@@ -2,9 +2,11 @@
 
 Rule 1: data only. Tensors appear as `TensorRef`, bytes travel beside a message as frames of their own.
 Rule 2: tags are spelled out; a new field has a default.
+Rule 3: what was damaged on its way is not read. A message ends with its checksum, a frame's name is its digest.
 """
 
 from typing import TypeAlias
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -222,6 +224,31 @@ class Goodbye(Struct, frozen=True, tag="goodbye"):
 
 WorkerMessage: TypeAlias = Hello | Heartbeat | StepResult | Released | Goodbye
 
-encode = msgspec.msgpack.Encoder().encode
-decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
-decode_worker_message = msgspec.msgpack.Decoder(WorkerMessage).decode
+CHECKSUM = 4
+"""Bytes at the end of a message."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
+_decode_worker_message = msgspec.msgpack.Decoder(WorkerMessage).decode
+
+
+def encode(message: object) -> bytes:
+    data = _encode(message)
+    return data + crc32(data).to_bytes(CHECKSUM, "big")
+
+
+def decode_engine_message(data: bytes) -> EngineMessage:
+    """Raises msgspec.DecodeError."""
+    return _decode_engine_message(_undamaged(data))
+
+
+def decode_worker_message(data: bytes) -> WorkerMessage:
+    """Raises msgspec.DecodeError."""
+    return _decode_worker_message(_undamaged(data))
+
+
+def _undamaged(data: bytes) -> bytes:
+    message, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
+    if crc32(message).to_bytes(CHECKSUM, "big") != checksum:
+        raise msgspec.DecodeError("its checksum is of other bytes")
+    return message

@@ -373,10 +373,10 @@ class Engine:
                 await self.dispatcher.forget(worker, result.id)
             await self._dispatch()  # it decides nothing, but the worker has room again
             return
-        arrived = dict(zip(result.inline, frames, strict=False))
-        if any(codec.digest(arrived.get(digest, b"")) != digest for digest in result.inline):
+        if not codec.are(frames, result.inline):
             await self.give_up(worker, "sent bytes that do not hash to their name", blame=False)
             return
+        arrived = dict(zip(result.inline, frames, strict=True))
         sent = actor.out.popleft()
         if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
             self._fold_in(actor, worker, sent.plan, result, arrived)

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
+import msgspec
 import zmq
 from msgspec import Struct
 
-from cards import wire
+from cards import codec, wire
 from cards.wire import (
     Goodbye,
     Heartbeat,
@@ -37,6 +38,8 @@ from workers.execute import Executor
 from workers.inbox import Command, Inbox
 from workers.keeper import Keeper, Said
 from workers.ranks import Followers
+
+DAMAGED = "received bytes that are not what was sent"
 
 LOOK_UP_MS = 100
 """How often the link looks whether it was told to stop, if nothing else happens."""
@@ -74,6 +77,7 @@ class Link:
         self._heartbeat_s = heartbeat_s
         self._inbox = Inbox()
         self._stopping = False
+        self._why = "told to stop"
         self._broken: str | None = None
         self._refused: str | None = None
         self._ended: str | None = None
@@ -134,23 +138,35 @@ class Link:
 
     def _take(self, frames: list[bytes]) -> None:
         head, *blobs = frames
-        match message := wire.decode_engine_message(head):
+        try:
+            message = wire.decode_engine_message(head)
+        except msgspec.DecodeError:
+            self._mistrust()
+            return
+        match message:
             case Release():
                 self._inbox.release(message)
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
-            case WorkUnit():
+            case WorkUnit() if codec.are(blobs, message.inline):
                 self._inbox.put(Command(message, blobs))
+            case WorkUnit():
+                self._mistrust()
             case Refuse(reason=reason):
                 self._refused = reason
 
+    def _mistrust(self) -> None:
+        """What was asked for is not known: all that is with this worker goes on elsewhere, and it leaves."""
+        self._why = DAMAGED
+        self._stopping = True
+
     def _execute(self, engine: Dealer, keeper: Keeper) -> None:
         """The executor's thread."""
-        goodbye = Goodbye("told to stop", clean=True)
         try:
             while (said := self._obey(self._inbox.get())) is not None:
                 keeper.say(said)
             self._followers.broadcast(Shutdown())
+            goodbye = Goodbye(self._why, clean=True)
         except BaseException as error:
             goodbye = _last_words(error)  # then the process ends with it
             raise
