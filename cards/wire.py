@@ -184,6 +184,9 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
 
     `sent` and `received` count the messages since the worker's last `Hello`, other than heartbeats: a wire that
     reconnects may lose some, and then the two ends count differently. None: the worker does not count.
+
+    `running` is what the executor is at. It is also said when a unit is begun while answers before it are still being
+    stored, so that it is known at any time, or else it is the oldest unit that is not answered.
     """
 
     queued: int
@@ -191,6 +194,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     resident_bytes: int
     sent: int | None = None
     received: int | None = None
+    running: tuple[UnitId, ...] = ()
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):

@@ -43,15 +43,18 @@ class Dispatcher:
     def waiting(self) -> int:
         return sum(self._current(actor) for _, _, actor in self._ready)
 
-    async def dispatch(self) -> list[Seat]:
-        """Send every step that a worker takes. Returns the seats that turned out to be gone."""
-        gone: list[Seat] = []
+    async def dispatch(self) -> list[JobActor]:
+        """Send every step that a worker takes. Returns the jobs whose worker could not be reached with one."""
+        unsent: list[JobActor] = []
         for actor, seat, unit in self._assign():
             if not any(sent.id == unit.id for sent in actor.out) or actor.job.state is State.CANCELLING:
                 seat.outstanding.pop(unit.id, None)  # while others were sent it became pointless
-            elif not await self._send(actor, seat, unit) and self._fleet.leave(seat.worker):
-                gone.append(seat)
-        return gone
+            elif not await self._send(actor, seat, unit):
+                seat.reachable = False
+                seat.outstanding.pop(unit.id, None)
+                actor.take_back(unit.id)
+                unsent.append(actor)
+        return unsent
 
     async def release(self, actor: JobActor) -> None:
         """Have the job's worker forget it. The worker answers `Released`."""

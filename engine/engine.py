@@ -421,13 +421,13 @@ class Engine:
 
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
-        running = next(iter(seat.outstanding), None) if blame else None
+        running = seat.running if blame else ()
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
             units = [sent.id for sent in actor.out]
             actor.leave()
             if actor.job.terminal or (not units and actor.job.state is not State.CANCELLING):
                 continue  # it has ended, or was between two steps: its next one goes elsewhere
-            blamed = running in units
+            blamed = any(unit in running for unit in units)
             limit = self.settings.max_deaths
             node = self._node(actor.job)
             events = verbs.lose_worker(actor.job, node, seat.worker, reason, blamed=blamed, max_deaths=limit)
@@ -447,10 +447,9 @@ class Engine:
     async def _dispatch(self) -> None:
         if self.draining or not self.lease.check():
             return
-        while gone := await self.dispatcher.dispatch():
-            for seat in gone:
-                self._kill(seat.hello)
-                self._lost(seat, "unreachable", blame=False)
+        while unsent := await self.dispatcher.dispatch():
+            for actor in unsent:
+                self._line_up(actor)
         for seat in self.fleet.drained():
             seat.dismissed = True
             await self._link.send(seat.worker, Shutdown())

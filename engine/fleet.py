@@ -35,6 +35,8 @@ class Seat(Struct, kw_only=True):
     mark: tuple[int, float] = (0, 0.0)
     outstanding: dict[UnitId, WorkPlan] = field(default_factory=dict)
     step_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    reachable: bool = True
+    """Whether the last unit for it could leave. If not it gets no more: it is about to be lost, one way or another."""
     draining: bool = False
     """It gets no more work, and is told to leave once it has none."""
     dismissed: bool = False
@@ -52,21 +54,26 @@ class Seat(Struct, kw_only=True):
     def reserved_bytes(self) -> int:
         return sum(plan.resources.peak_bytes for plan in self.outstanding.values())
 
+    @property
+    def running(self) -> tuple[UnitId, ...]:
+        """What it executes: what it has said so of and not yet answered, or else the oldest unit with it."""
+        said = self.beat.running if self.beat is not None else ()
+        return tuple(unit for unit in said if unit in self.outstanding) or tuple(self.outstanding)[:1]
+
     def serves(self, model: ModelIdentity) -> bool:
         return model in self.hello.models
 
     def takes(self, plan: WorkPlan) -> bool:
         """Whether this plan can be reserved now. An idle worker takes anything: waiting would not make it fit."""
         if not self.outstanding:
-            return True
+            return self.reachable
         return self.has_room and self.reserved_bytes + plan.resources.peak_bytes <= self.hello.memory_bytes
 
     @property
     def has_room(self) -> bool:
         """Whether one more unit would not wait here for longer than it should."""
-        return (
-            not self.draining and self.free_credits > 0 and (len(self.outstanding) < AT_ONCE or self.queued_s < QUEUE_S)
-        )
+        gets_work = self.reachable and not self.draining
+        return gets_work and self.free_credits > 0 and (len(self.outstanding) < AT_ONCE or self.queued_s < QUEUE_S)
 
     @property
     def queued_s(self) -> float:
@@ -141,7 +148,7 @@ class Fleet:
     def serving(self, model: ModelIdentity, pool: str | None = None) -> list[Seat]:
         """The seats that take work for a model, in this pool if one is named."""
         here = [seat for seat in self.seats.values() if pool in (None, seat.hello.pool)]
-        return [seat for seat in here if seat.serves(model) and not seat.draining]
+        return [seat for seat in here if seat.serves(model) and seat.reachable and not seat.draining]
 
     def drained(self) -> list[Seat]:
         """Those that were to leave and have nothing left to do."""

@@ -28,6 +28,7 @@ from cards.wire import (
     Release,
     Released,
     Shutdown,
+    UnitId,
     WorkerMessage,
     WorkUnit,
 )
@@ -78,6 +79,7 @@ class Link:
         self._inbox = Inbox()
         self._stopping = False
         self._why = "told to stop"
+        self._running: tuple[UnitId, ...] = ()
         self._broken: str | None = None
         self._refused: str | None = None
         self._ended: str | None = None
@@ -163,7 +165,7 @@ class Link:
     def _execute(self, engine: Dealer, keeper: Keeper) -> None:
         """The executor's thread."""
         try:
-            while (said := self._obey(self._inbox.get())) is not None:
+            while (said := self._obey(self._next(engine, keeper))) is not None:
                 keeper.say(said)
             self._followers.broadcast(Shutdown())
             goodbye = Goodbye(self._why, clean=True)
@@ -186,6 +188,16 @@ class Link:
     def _leave(self, engine: Dealer, goodbye: Goodbye) -> None:
         _say(engine, goodbye)
         self._ended = goodbye.reason
+
+    def _next(self, engine: Dealer, keeper: Keeper) -> Command:
+        """The next command, once it is known outside what it is that will be running."""
+        self._running = ()
+        command = self._inbox.get()
+        if isinstance(command.message, WorkUnit):
+            self._running = (command.message.id,)
+            if keeper.is_behind and not engine.stuck:
+                _say(engine, self._beat(engine))
+        return command
 
     def _obey(self, command: Command) -> Said | None:
         """What to answer with, or None to stop."""
@@ -224,7 +236,9 @@ class Link:
 
     def _beat(self, engine: Dealer) -> Heartbeat:
         held = self._executor.resident.held()
-        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received)
+        return Heartbeat(
+            self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received, running=self._running
+        )
 
 
 def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:
