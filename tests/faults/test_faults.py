@@ -4,32 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cells import CELLS, Cell
+from tests.faults.cells import CELLS
 from tests.faults.place import ONE, RANKS, WIRED, Setup, opened
 from tests.faults.run import play, undisturbed
 
 pytestmark = pytest.mark.slow
 
 
-def cell(target: str, fault: str) -> Cell:
-    return next(one for one in CELLS if (one.target, one.fault) == (target, fault))
+def test_no_memory_fails_one_job_and_a_killed_worker_none_and_readiness_says_so_in_time(tmp_path: Path) -> None:
+    plays(ONE, tmp_path, ("loaded", "worker", "no memory"), ("loaded", "worker", "SIGKILL"))
 
 
-@pytest.mark.parametrize(
-    ("setup", "chosen"),
-    [
-        (ONE, [("loaded", "worker", "no memory"), ("idle", "worker", "SIGSTOP")]),
-        (RANKS, [("idle", "rank 1", "SIGSTOP")]),
-        (WIRED, [("loaded", "worker", "wrong bytes"), ("loaded", "engine", "wrong bytes")]),
-    ],
-    ids=lambda value: value.name if isinstance(value, Setup) else "",
-)
-def test_a_fault_costs_what_it_must_and_no_more(
-    tmp_path: Path, setup: Setup, chosen: list[tuple[str, str, str]]
-) -> None:
-    with opened(setup, tmp_path) as place:
+def test_a_rank_that_freezes_while_it_has_nothing_to_do_is_noticed_and_replaced(tmp_path: Path) -> None:
+    plays(RANKS, tmp_path, ("idle", "rank 1", "SIGSTOP"))
+
+
+def test_bytes_that_are_damaged_on_the_way_to_either_end_cost_no_job_a_bit(tmp_path: Path) -> None:
+    plays(WIRED, tmp_path, ("loaded", "worker", "wrong bytes"), ("loaded", "engine", "wrong bytes"))
+
+
+def plays(setup: Setup, folder: Path, *chosen: tuple[str, str, str]) -> None:
+    cells = {(cell.target, cell.fault): cell for cell in CELLS}
+    with opened(setup, folder) as place:
         made = undisturbed(place)
         for load, target, fault in chosen:
-            seen = play(place, cell(target, fault), load, made)
+            seen = play(place, cells[target, fault], load, made)
 
             assert not seen.problems, f"{seen}\n{seen.problems}"
