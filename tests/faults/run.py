@@ -19,6 +19,7 @@ BUSY_S = 3.0
 
 SEEDS = {"idle": (1,), "loaded": (1, 2, 3, 4)}
 END_S = 120.0
+ENDED = ("completed", "failed", "cancelled")
 
 Made = dict[int, Any]
 """What the steps of a job make, by its seed, when nothing happens to it."""
@@ -36,12 +37,17 @@ class Seen(Struct):
     lost: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    def look(self, watch: Watch, at: float) -> None:
+        """What readiness has said since the fault."""
+        self.down_s = watch.when(at, ready=False)
+        self.why = watch.down_after(at) or ""
+        if self.down_s is not None and (more_s := watch.when(at + self.down_s, ready=True)) is not None:
+            self.up_s = self.down_s + more_s
+
     def __str__(self) -> str:
-        down = (
-            f"not ready after {self.down_s:.2f} s, ready after {self.up_s or 0:.1f} s"
-            if self.down_s
-            else "ready all the time"
-        )
+        down = "ready all the time"
+        if self.down_s is not None:
+            down = f"not ready after {self.down_s:.2f} s, ready after {self.up_s or 0:.1f} s"
         jobs = ", ".join(f"{count} {how}" for how, count in sorted(self.ended.items()))
         return f"{self.load:6} {self.cell.target:7} {self.cell.fault:16} {down:48} {jobs}"
 
@@ -67,11 +73,7 @@ def play(place: Place, cell: Cell, load: str, made: Made) -> Seen:
         if cell.keeps_processes and place.processes() != there:
             seen.problems.append("its processes are not those of before")
         there |= place.processes()
-    down_at = watch.when(at, ready=False)
-    seen.down_s, seen.why = down_at, watch.down_after(at) or ""
-    seen.up_s = None if down_at is None else watch.when(at + down_at, ready=True)
-    if down_at is not None and seen.up_s is not None:
-        seen.up_s += down_at
+    seen.look(watch, at)
     seen.problems += _told(cell, seen)
     restarted = place.running.process.pid != engine
     seen.problems += place.leaks(place.holds() if restarted else before)
@@ -106,30 +108,28 @@ def _after(place: Place, watch: Watch) -> dict[int, str]:
 def _ended(place: Place, cell: Cell, jobs: dict[int, str], made: Made, seen: Seen) -> Iterator[str]:
     """Every job in the way that it must."""
     for seed, job in jobs.items():
-        if problem := missed(lambda job=job: _status(place, job) in ("completed", "failed", "cancelled"), END_S):  # type: ignore[misc]
+        if problem := missed(lambda job=job: place.running.job(job)["status"] in ENDED, END_S):  # type: ignore[misc]
             yield f"{job} does not end ({problem})"
-            continue
-        found = place.running.job(job)
-        error = found.get("error") or {}
-        seen.ended[f"failed ({error['class']})" if error else found["status"]] += 1
-        events = place.running.events(job)
-        seen.lost += [event["data"]["reason"] for event in events if event["type"] == "worker_lost"]
-        mine = place.made(job)
-        if mine != made[seed][: len(mine)] or (not error and len(mine) != len(made[seed])):
-            yield f"{job} has made something else than when nothing happens to it"
-        if error and not (error["class"] == cell.fails and error["message"] and error["step"] == 1):
-            yield f"{job} failed with {error}, and not with {cell.fails}"
-        if error and {artifact["name"] for artifact in found["artifacts"]} != {
-            artifact["name"] for _, _, _, artifacts in mine for artifact in artifacts
-        }:
-            yield f"{job} has lost what it had made before it failed"
+        else:
+            yield from _end_of(place, cell, job, made[seed], seen)
     failed = sum(count for how, count in seen.ended.items() if how.startswith("failed"))
     if failed != (cell.fails is not None):
         yield f"{failed} jobs failed"
 
 
-def _status(place: Place, job: str) -> str:
-    return str(place.running.job(job)["status"])
+def _end_of(place: Place, cell: Cell, job: str, whole: Any, seen: Seen) -> Iterator[str]:
+    """`whole` is what its steps make when nothing happens to it."""
+    found, made = place.running.job(job), place.made(job)
+    error = found.get("error")
+    seen.ended[f"failed ({error['class']})" if error else found["status"]] += 1
+    seen.lost += [event["data"]["reason"] for event in place.running.events(job) if event["type"] == "worker_lost"]
+    if made != (whole[: len(made)] if error else whole):
+        yield f"{job} has made something else than when nothing happens to it"
+    if error and not (error["class"] == cell.fails and error["message"] and error["step"] == 1):
+        yield f"{job} failed with {error}, and not with {cell.fails}"
+    names = {artifact["name"] for _, _, _, artifacts in made for artifact in artifacts}
+    if {artifact["name"] for artifact in found["artifacts"]} != names:
+        yield f"{job} has lost some of what it had made"
 
 
 def _told(cell: Cell, seen: Seen) -> Iterator[str]:
