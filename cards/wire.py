@@ -2,11 +2,13 @@
 
 Rule 1: data only. Tensors appear as `TensorRef`, bytes travel beside a message as frames of their own.
 Rule 2: tags are spelled out; a new field has a default.
+Rule 3: what was damaged on its way is not read. A message ends with its checksum, a frame's name is its digest.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TypeAlias
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -227,6 +229,9 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
 
     `sent` and `received` count the messages since the worker's last `Hello`, other than heartbeats: a wire that
     reconnects may lose some, and then the two ends count differently. None: the worker does not count.
+
+    `running` is what the executor is at. It is also said when a unit is begun while answers before it are still being
+    stored, so that it is known at any time, or else it is the oldest unit that is not answered.
     """
 
     queued: int
@@ -240,6 +245,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """The components that are loaded, `<model>/<component>`, of those with weights."""
     weights: dict[str, Weights] = {}
     """All of those."""
+    running: tuple[UnitId, ...] = ()
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):
@@ -289,6 +295,38 @@ def members(batch: Batch, frames: Sequence[bytes]) -> list[tuple[WorkUnit, list[
     return [(unit, list(frames[end - len(unit.inline) : end])) for unit, end in zip(batch.units, ends, strict=True)]
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
-decode_worker_message = msgspec.msgpack.Decoder(WorkerMessage).decode
+def inline_of(message: WorkUnit | Batch) -> tuple[str, ...]:
+    """The names of the frames that follow."""
+    if isinstance(message, WorkUnit):
+        return message.inline
+    return tuple(digest for unit in message.units for digest in unit.inline)
+
+
+CHECKSUM = 4
+"""Bytes at the end of a message."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
+_decode_worker_message = msgspec.msgpack.Decoder(WorkerMessage).decode
+
+
+def encode(message: object) -> bytes:
+    data = _encode(message)
+    return data + crc32(data).to_bytes(CHECKSUM, "big")
+
+
+def decode_engine_message(data: bytes) -> EngineMessage:
+    """Raises msgspec.DecodeError."""
+    return _decode_engine_message(_undamaged(data))
+
+
+def decode_worker_message(data: bytes) -> WorkerMessage:
+    """Raises msgspec.DecodeError."""
+    return _decode_worker_message(_undamaged(data))
+
+
+def _undamaged(data: bytes) -> bytes:
+    message, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
+    if crc32(message).to_bytes(CHECKSUM, "big") != checksum:
+        raise msgspec.DecodeError("its checksum is of other bytes")
+    return message

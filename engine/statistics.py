@@ -84,6 +84,8 @@ def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
         reasons.append("stopping")
     if not engine.fleet.seats:
         reasons.append("no worker has joined")
+    elif not any(seat.reachable for seat in engine.fleet.seats.values()):
+        reasons.append("no worker can be reached")
     elif not any(servable(engine, model) for model in engine.registry):
         reasons.append("no worker has the card and weights of any model here")
     if engine.ledger.trouble:

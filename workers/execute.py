@@ -1,5 +1,6 @@
 """Units, executed: resident tensors in, step bodies, content-addressed tensors out."""
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import cache_key, codec, lora
+from cards import cache_key, codec, lora, memory
 from cards.branches import COMPONENT, Branches, driven, evaluate
 from cards.cache_key import CacheKey, Origin
 from cards.errors import NotFinite, WeightsChanged
@@ -53,6 +54,9 @@ from workers.sharing import Sharing, patiently
 
 if TYPE_CHECKING:
     import torch
+
+OOM = "oom"
+"""The kind of error of a step that ran out of memory."""
 
 
 Arrived: TypeAlias = tuple[WorkUnit, Sequence[bytes]]
@@ -187,12 +191,12 @@ class Executor:
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         """An error of the step is an answer; only what breaks the process itself is raised."""
-        [answer] = self._execute([(unit, frames)])
+        [answer] = self._patiently([(unit, frames)])
         return answer
 
     def execute_batch(self, batch: Batch, frames: Sequence[bytes]) -> list[Answer]:
         """The units' answers, in their order. Those that cannot go together are executed one after the other."""
-        return [answer for some in self._turns(members(batch, frames)) for answer in self._execute(some)]
+        return [answer for some in self._turns(members(batch, frames)) for answer in self._patiently(some)]
 
     def _turns(self, units: Iterable[Arrived]) -> Iterator[list[Arrived]]:
         """Neighbours of different jobs whose forwards may share."""
@@ -211,8 +215,23 @@ class Executor:
 
     def _goes_together(self, plan: WorkPlan) -> bool:
         """Ranks that share branches do so for one step after the other; what is compiled is so for one step's rows."""
-        model = self._models.get(plan.instance)
-        return plan.together and model is not None and COMPONENT not in model.beside and self.tier is None
+        return plan.together and plan.instance in self._models and not self._is_shared(plan) and self.tier is None
+
+    def _patiently(self, units: Sequence[Arrived]) -> list[Answer]:
+        """A step that runs out of memory has one more try, alone, with what all others can spare.
+
+        One that ranks share has not: a rank that began again would exchange with others that are further on.
+        """
+        answers = self._execute(units)
+        return [
+            self._again(*arrived) if _ran_out(answer) and not self._is_shared(arrived[0].plan) else answer
+            for arrived, answer in zip(units, answers, strict=True)
+        ]
+
+    def _again(self, unit: WorkUnit, frames: Sequence[bytes]) -> Answer:
+        self._make_room(unit.id.job)
+        [answer] = self._execute([(unit, frames)])
+        return answer
 
     def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
         self._reused, self.residency.loading_s = False, 0.0
@@ -268,6 +287,18 @@ class Executor:
             raise BrokenPromise(", ".join(sorted(set(named) ^ set(plan.writes))))
         self._keep_slabs(job, replace(plan, reads=one.reads), {name: one.ref for name, one in named.items()})
         return named, naming
+
+    def _is_shared(self, plan: WorkPlan) -> bool:
+        model = self._models.get(plan.instance)
+        return model is not None and COMPONENT in model.beside
+
+    def _make_room(self, job: str) -> None:
+        self.resident.make_room(job)
+        gc.collect()
+        if self.resident.device != "cpu":
+            import torch
+
+            torch.cuda.empty_cache()
 
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}
@@ -419,9 +450,12 @@ def _failed(unit: UnitId, error: Exception, batch: int, took: float) -> StepResu
     return StepResult(id=unit, error=step_error(error), seconds=took / batch, batch=batch, batch_seconds=took)
 
 
-def step_error(error: Exception) -> StepError:
-    import torch
+def _ran_out(answer: Answer) -> bool:
+    error = answer.result.error
+    return error is not None and error.kind == OOM
 
+
+def step_error(error: Exception) -> StepError:
     if isinstance(error, BranchFailed):
         return error.error
     kinds = {
@@ -429,8 +463,7 @@ def step_error(error: Exception) -> StepError:
         BlobLost: "corrupt_checkpoint",
         FoldDiffers: "corrupt_checkpoint",
         NotFinite: "nan",
-        MemoryError: "oom",
-        torch.OutOfMemoryError: "oom",
     }
-    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), "error")
+    other = OOM if memory.ran_out(error) else "error"
+    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), other)
     return StepError(kind, f"{type(error).__name__}: {error}")

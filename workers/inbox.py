@@ -15,6 +15,16 @@ class Command(Struct, frozen=True):
     dropped: tuple[UnitId, ...] = ()
     """For a release: the queued units that it took out."""
 
+    @property
+    def units(self) -> tuple[WorkUnit, ...]:
+        match self.message:
+            case WorkUnit() as unit:
+                return (unit,)
+            case Batch(units=units):
+                return units
+            case _:
+                return ()
+
 
 class Inbox:
     """A release takes the job's waiting units out, also of batches, and is obeyed before whatever else waits."""
@@ -30,7 +40,7 @@ class Inbox:
 
     def release(self, release: Release) -> None:
         with self._changed:
-            stale = [unit.id for command in self._commands for unit in _units(command) if _belongs(unit, release)]
+            stale = [unit.id for command in self._commands for unit in command.units if _belongs(unit, release)]
             left = (_without(command, release) for command in self._commands)
             self._commands = deque(command for command in left if command is not None)
             self._commands.appendleft(Command(release, dropped=tuple(stale)))
@@ -50,26 +60,16 @@ class Inbox:
 
     def units(self) -> int:
         with self._changed:
-            return sum(len(_units(command)) for command in self._commands)
+            return sum(len(command.units) for command in self._commands)
 
     def plans(self) -> list[WorkPlan]:
         """Of the units that wait."""
         with self._changed:
-            return [unit.plan for command in self._commands for unit in _units(command)]
+            return [unit.plan for command in self._commands for unit in command.units]
 
     def get_nowait(self) -> Command | None:
         with self._changed:
             return self._commands.popleft() if self._commands else None
-
-
-def _units(command: Command) -> tuple[WorkUnit, ...]:
-    match command.message:
-        case WorkUnit() as unit:
-            return (unit,)
-        case Batch(units=units):
-            return units
-        case _:
-            return ()
 
 
 def _belongs(unit: WorkUnit, release: Release) -> bool:
@@ -78,7 +78,7 @@ def _belongs(unit: WorkUnit, release: Release) -> bool:
 
 def _without(command: Command, release: Release) -> Command | None:
     """What the release leaves of a command."""
-    units = _units(command)
+    units = command.units
     if not any(_belongs(unit, release) for unit in units):
         return command
     if not isinstance(command.message, Batch):

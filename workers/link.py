@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
+import msgspec
 import zmq
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import wire
+from cards import codec, wire
 from cards.wire import (
     Batch,
     CacheUse,
@@ -31,6 +32,7 @@ from cards.wire import (
     Released,
     Shutdown,
     Sleep,
+    UnitId,
     Wake,
     WorkerMessage,
     WorkUnit,
@@ -42,6 +44,8 @@ from workers.execute import Answer, Executor
 from workers.inbox import Command, Inbox
 from workers.keeper import Keeper, Said
 from workers.ranks import Followers
+
+DAMAGED = "received bytes that are not what was sent"
 
 LOOK_UP_MS = 100
 """How often the link looks whether it was told to stop, if nothing else happens."""
@@ -80,6 +84,8 @@ class Link:
         self._inbox = Inbox()
         executor.residency.queued = self._inbox.plans
         self._stopping = False
+        self._why = "told to stop"
+        self._running: tuple[UnitId, ...] = ()
         self._broken: str | None = None
         self._refused: str | None = None
         self._ended: str | None = None
@@ -140,24 +146,38 @@ class Link:
 
     def _take(self, frames: list[bytes]) -> None:
         head, *blobs = frames
-        match message := wire.decode_engine_message(head):
+        try:
+            message = wire.decode_engine_message(head)
+        except msgspec.DecodeError:
+            self._mistrust()
+            return
+        match message:
             case Release():
                 self._inbox.release(message)
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
-            case WorkUnit() | Batch() | Sleep() | Wake():
+            case WorkUnit() | Batch() if codec.are(blobs, wire.inline_of(message)):
+                self._inbox.put(Command(message, blobs))
+            case WorkUnit() | Batch():
+                self._mistrust()
+            case Sleep() | Wake():
                 self._inbox.put(Command(message, blobs))
             case Refuse(reason=reason):
                 self._refused = reason
 
+    def _mistrust(self) -> None:
+        """What was asked for is not known: all that is with this worker goes on elsewhere, and it leaves."""
+        self._why = DAMAGED
+        self._stopping = True
+
     def _execute(self, engine: Dealer, keeper: Keeper) -> None:
         """The executor's thread."""
-        goodbye = Goodbye("told to stop", clean=True)
         try:
-            while not isinstance((command := self._inbox.get()).message, Shutdown):
+            while not isinstance((command := self._next(engine, keeper)).message, Shutdown):
                 if (said := self._obey(command)) is not None:
                     keeper.say(said)
             self._followers.broadcast(Shutdown())
+            goodbye = Goodbye(self._why, clean=True)
         except BaseException as error:
             goodbye = _last_words(error)  # then the process ends with it
             raise
@@ -177,6 +197,15 @@ class Link:
     def _leave(self, engine: Dealer, goodbye: Goodbye) -> None:
         _say(engine, goodbye)
         self._ended = goodbye.reason
+
+    def _next(self, engine: Dealer, keeper: Keeper) -> Command:
+        """The next command, once it is known outside what it is that will be running."""
+        self._running = ()
+        command = self._inbox.get()
+        self._running = tuple(unit.id for unit in command.units)
+        if self._running and keeper.is_behind and not engine.stuck:
+            _say(engine, self._beat(engine))
+        return command
 
     def _obey(self, command: Command) -> Said | None:
         """What to answer with, if there is an answer."""
@@ -237,10 +266,16 @@ class Link:
         )
 
     def _beat(self, engine: Dealer) -> Heartbeat:
-        return heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received)
+        return heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received, self._running)
 
 
-def heartbeat(executor: Executor, queued: int, sent: int | None = None, received: int | None = None) -> Heartbeat:
+def heartbeat(
+    executor: Executor,
+    queued: int,
+    sent: int | None = None,
+    received: int | None = None,
+    running: tuple[UnitId, ...] = (),
+) -> Heartbeat:
     held, residency = executor.resident.held(), executor.residency
     return Heartbeat(
         queued,
@@ -248,6 +283,7 @@ def heartbeat(executor: Executor, queued: int, sent: int | None = None, received
         held.nbytes,
         sent,
         received,
+        running=running,
         caches={name: use for name, use in executor.caches.uses().items() if use != CacheUse()},
         resident=residency.resident(),
         weights=residency.weights.copy(),

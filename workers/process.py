@@ -1,5 +1,6 @@
 """A worker process: rank 0 with its link to the engine, or another rank that follows it."""
 
+import ctypes
 import os
 import secrets
 import signal
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from cards import fingerprint, registry
 from cards.model import Model
 from cards.parallel import ULYSSES, ParallelPlan, check
-from workers import devices, exchange
+from workers import devices, exchange, pulse
 from workers.caches import BUDGETS, WEIGHTS, Caches
 from workers.compiled import Tier
 from workers.execute import Executor, Loaded, load_models
@@ -59,6 +60,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Observers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     parent: int | None = None
     """Process id whose death ends this worker; None for one that stands alone."""
+    pulse: int | None = None
+    """The pipe by which another rank shows rank 0 that it lives."""
 
 
 def ignore_interrupts(settings: WorkerSettings) -> None:
@@ -117,13 +120,23 @@ def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> s
     ):
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(settings.connect)
+        if settings.pulse is not None:
+            pulse.beat(settings.pulse, settings.heartbeat_s)
         return follow(socket, executor, _numerics(settings, device), peers)
 
 
+PR_SET_PDEATHSIG = 1
+
+
 def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
-    """End this process when its parent is gone, whatever its threads are doing: an orphan would hold the device."""
+    """End this process when its parent is gone, whatever its threads are doing: an orphan would hold the device.
+
+    Linux sees to it at once, and also if this process is frozen.
+    """
     if parent is None:
         return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         pause = threading.Event()
@@ -203,9 +216,15 @@ class Others:
         self.ended: Callable[[str], None] = lambda reason: None
         self._leaving = False
 
-    def start(self, command: list[str], rank: int) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-        threading.Thread(target=self._watch, args=(process, rank), name=f"rank {rank}", daemon=True).start()
+    def start(self, follower: Follower, settings: WorkerSettings, rank: int) -> "subprocess.Popen[bytes]":
+        read, write = os.pipe()
+        command = follower(replace(settings, pulse=write), rank)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, pass_fds=[write])
+        os.close(write)
+        watch = threading.Thread(
+            target=self._watch, args=(process, rank, read, settings.heartbeat_s), name=f"rank {rank}", daemon=True
+        )
+        watch.start()
         return process
 
     def end(self, process: "subprocess.Popen[bytes]", grace_s: float = 2.0) -> None:
@@ -216,10 +235,12 @@ class Others:
             process.kill()
             process.wait()
 
-    def _watch(self, process: "subprocess.Popen[bytes]", rank: int) -> None:
-        code = process.wait()
+    def _watch(self, process: "subprocess.Popen[bytes]", rank: int, read: int, heartbeat_s: float) -> None:
+        silent = pulse.watch(read, heartbeat_s)
+        os.close(read)
+        how = silent or f"ended with {process.wait()}"
         if not self._leaving:
-            self.ended(f"rank {rank} ended with {code}")
+            self.ended(f"rank {rank} {how}")
 
 
 @contextmanager
@@ -240,5 +261,5 @@ def _followers(
             socket.bind(address)
             sockets.append(socket)
             of_rank = replace(settings, connect=address, parent=os.getpid())
-            stack.callback(others.end, others.start(follower(of_rank, rank), rank))
+            stack.callback(others.end, others.start(follower, of_rank, rank))
         yield Followers(sockets, settings.rank_timeout_s, peers)

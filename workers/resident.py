@@ -101,7 +101,9 @@ class Resident:
             slab: torch.Tensor | None = self.caches.get(SLAB_KV, held.slabs[ref.digest], job)
             if slab is not None:
                 return slab
-        if ref.digest not in tensors:
+        if ref.digest in tensors:
+            tensors[ref.digest] = _moved(tensors[ref.digest], self.device)
+        else:
             tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest), self.device)
         return tensors[ref.digest]
 
@@ -118,6 +120,12 @@ class Resident:
     def slabs(self, job: str, keys: Mapping[str, CacheKey]) -> None:
         """The tensors with these digests, which are about to be put, go into the cache of slabs."""
         self._jobs.setdefault(job, JobTensors()).slabs.update(keys)
+
+    def make_room(self, job: str) -> None:
+        """All jobs but this one hold their tensors in host memory, each until it is read."""
+        for other, held in self._jobs.items():
+            if other != job:
+                held.tensors = {digest: _moved(tensor, "cpu") for digest, tensor in held.tensors.items()}
 
     def unstored(self, job: str) -> set[str]:
         """The tensors that this device made and left out of what is stored."""
@@ -137,3 +145,13 @@ class Resident:
         jobs, slabs = list(self._jobs.values()), self.caches.uses()[SLAB_KV]
         tensors = {id(tensor): tensor for job in jobs for tensor in list(job.tensors.values())}.values()
         return Held(len(tensors) + slabs.entries, sum(tensor.nbytes for tensor in tensors) + slabs.nbytes)
+
+
+def _moved(tensor: "torch.Tensor", device: str) -> "torch.Tensor":
+    """It at its home for this device, laid out as it is."""
+    import torch
+
+    home = codec.home(tensor.dtype, device)
+    if str(tensor.device) == home:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home).copy_(tensor)
