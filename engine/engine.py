@@ -403,6 +403,7 @@ class Engine:
 
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
+        self.accounts.costs.left(seat.worker)
         running = frozenset(seat.running) if blame else frozenset()
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
             units = [sent.id for sent in actor.out]
