@@ -16,7 +16,7 @@ from cards.extensions import observers
 from cards.parallel import ParallelPlan
 from cards.registry import DEFAULT_FAMILIES
 from engine.collect import Retention
-from engine.scheduling.policy import POLICIES
+from engine.scheduling.policy import DEFAULT, POLICIES
 from engine.scheduling.scheduler import Limits
 from ops.errors import BadSettings
 from store.database import Durability
@@ -70,7 +70,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extensions: tuple[str, ...] = ()
     """What looks at the steps of its workers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     max_active: Count = 256
-    policy: str = "deadline"
+    policy: str = DEFAULT
     """In which order steps that are ready run: docs/scheduling.md says what each is for."""
     batch_most: Annotated[int, Meta(ge=1, le=64)] = 4
     """Steps of different jobs that are executed together, where their model says that it changes no bits."""

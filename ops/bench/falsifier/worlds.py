@@ -17,5 +17,7 @@ WORLDS: Mapping[str, World] = {
     ),
     "films of a lower priority": World(priorities={"film": -1}),
     "no films": World(films=False),
+    "within 1.5 times and 1 s": World(within=(1.5, 1.0)),
+    "within 3 times and 2 s": World(within=(3.0, 2.0)),
     "a second placement at any time": World(eager=True),
 }
