@@ -1,6 +1,5 @@
 """Units, executed: resident tensors in, step bodies, content-addressed tensors out."""
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -50,7 +49,7 @@ from workers.errors import (
 from workers.naming import Named, Naming
 from workers.residency import Residency
 from workers.resident import BlobStore, Resident
-from workers.sharing import Sharing, patiently
+from workers.sharing import Sharing, free, patiently
 
 if TYPE_CHECKING:
     import torch
@@ -229,7 +228,8 @@ class Executor:
         ]
 
     def _again(self, unit: WorkUnit, frames: Sequence[bytes]) -> Answer:
-        self._make_room(unit.id.job)
+        self.resident.make_room(unit.id.job)
+        free()
         [answer] = self._execute([(unit, frames)])
         return answer
 
@@ -291,14 +291,6 @@ class Executor:
     def _is_shared(self, plan: WorkPlan) -> bool:
         model = self._models.get(plan.instance)
         return model is not None and COMPONENT in model.beside
-
-    def _make_room(self, job: str) -> None:
-        self.resident.make_room(job)
-        gc.collect()
-        if self.resident.device != "cpu":
-            import torch
-
-            torch.cuda.empty_cache()
 
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}

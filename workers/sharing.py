@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from cards import codec, invariant
+from cards import codec, invariant, memory
 from cards.forward import Forward, Outputs
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Sharing:
         try:
             return [*self._shared(forwards)]
         except Exception as error:  # noqa: BLE001 - whose it is shows when each is alone
-            out_of_memory = _is_out_of_memory(error)
+            out_of_memory = memory.ran_out(error)
         if not out_of_memory:
             return [_alone(forward) for forward in forwards]
         free()
@@ -103,7 +103,7 @@ def patiently(forward: Forward) -> Outputs:
     try:
         return forward()
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not memory.ran_out(error):
             raise
     free()
     pieces = [piece() for piece in forward.parts()]
@@ -207,9 +207,3 @@ def _same(one: Outputs, other: Outputs) -> bool:
     return all(
         invariant.same(tensor, other[name]) and tensor.stride() == other[name].stride() for name, tensor in one.items()
     )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    import torch
-
-    return isinstance(error, MemoryError | torch.OutOfMemoryError)
