@@ -103,25 +103,28 @@ class Seat(Struct, kw_only=True):
 
     def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float, now: float) -> Room:
         """What it has left to give. Weights are there for as long as a job or a unit of their model is."""
-        batches, models = set(), home.models.copy()
-        peaks, left_s, begun_s, jumbo = 0, 0.0, 0.0, False
-        running = next(iter(self.outstanding.values())).batch if self.outstanding else None
+        models = home.models.copy()
+        placements, batch, peaks, left_s, begun_s, jumbo = 0, 0, 0, 0.0, 0.0, False
         for reserved in self.outstanding.values():  # once for all: this is asked for at every step
             demand = reserved.demand
-            batches.add(reserved.batch)
-            models.add(reserved.model)
+            if reserved.batch != batch:  # units of one are beside each other
+                placements, batch = placements + 1, reserved.batch
+            if placements == 1:
+                begun_s += reserved.expected_s
+            if reserved.model not in models:
+                models.add(reserved.model)
+            if demand.seconds > jumbo_s:
+                jumbo = True
             peaks += demand.peak_bytes
             left_s += reserved.expected_s
-            begun_s += reserved.expected_s if reserved.batch == running else 0.0
-            jumbo = jumbo or demand.seconds > jumbo_s
         taken = home.nbytes + peaks + sum([weights[model] for model in models])
         return Room(
             worker=self.worker,
             pool=self.hello.pool,
             models=self.hello.models,
             draining=self.draining or not self.reachable,
-            credits=self.hello.credits - len(batches),
-            outstanding=len(batches),
+            credits=self.hello.credits - placements,
+            outstanding=placements,
             queued_s=left_s - min(begun_s, now - self.began_at),
             memory_bytes=self.hello.memory_bytes,
             free_bytes=self.hello.memory_bytes - taken,
