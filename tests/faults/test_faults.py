@@ -20,7 +20,7 @@ def test_a_rank_that_freezes_while_it_has_nothing_to_do_is_noticed_and_replaced(
 
 
 def test_bytes_that_are_damaged_on_their_way_cost_no_job_a_bit(tmp_path: Path) -> None:
-    plays(tmp_path, WIRED, "loaded", "engine", "wrong bytes")
+    plays(tmp_path, WIRED, "idle", "engine", "wrong bytes")
 
 
 def plays(folder: Path, setup: Setup, load: str, target: str, fault: str) -> None:
