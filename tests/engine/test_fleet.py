@@ -57,10 +57,10 @@ def test_units_of_a_batch_take_one_credit_and_all_of_their_bytes() -> None:
 def test_what_runs_are_all_units_of_the_batch_that_was_sent_first() -> None:
     one = seat("a", reserved(1), reserved(1), reserved(2))
 
-    assert one.running == [unit(0), unit(1)]
+    assert one.running == (unit(0), unit(1))
     del one.outstanding[unit(0)]
-    assert one.running == [unit(1)]
-    assert seat("b").running == []
+    assert one.running == (unit(1),)
+    assert seat("b").running == ()
 
 
 def test_short_steps_queue_at_a_worker_and_long_ones_do_not() -> None:
