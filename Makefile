@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= a red circle moving right on a black background
 FAST := -m "not slow"
+PYTEST := $(BIN)/pytest -q --numprocesses 2 --dist worksteal
 # What `check` has run in the same call, `test` does not run again.
 REST := $(if $(filter check,$(MAKECMDGOALS)),-m slow)
 FIRST ?= 0
@@ -14,7 +15,7 @@ demo: .venv/installed  ## make one clip, with progress, from nothing; call it ag
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
 
 test: .venv/installed  ## all tests
-	$(BIN)/pytest -q $(REST)
+	$(PYTEST) $(REST)
 
 crash: .venv/installed  ## a kill at every operation of the store, and every power cut: minutes
 	$(BIN)/python -m tests.crash
@@ -24,7 +25,7 @@ check: .venv/installed  ## format, lint, arrows, types, fast tests
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
-	$(BIN)/pytest -q $(FAST)
+	$(PYTEST) $(FAST)
 
 fix: .venv/installed  ## what to run before check
 	$(BIN)/ruff check --fix .

@@ -140,20 +140,6 @@ def test_what_lies_in_host_memory_comes_to_the_device_when_it_is_read() -> None:
     assert str(resident.get("j", refs["file"]).device) == "cpu"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_room_is_made_on_a_gpu_and_the_bits_come_back() -> None:
-    device = "cuda:0"
-    resident = Resident(CountingBlobs(), device)
-    refs, [data] = sent(x=torch.rand(256, 512).t())
-    resident.admit("other", digests(refs), {refs["x"].digest: data})
-    before = torch.cuda.memory_allocated()
-
-    resident.make_room("mine")
-
-    assert before - torch.cuda.memory_allocated() >= refs["x"].nbytes
-    assert codec.encode(resident.get("other", refs["x"]))[0] == refs["x"]
-
-
 BIG = 2 << 20
 
 
