@@ -1,18 +1,134 @@
-"""Policies: in which order ready steps are given what there is. A policy has no state of its own."""
+"""Policies: in which order ready steps are given what there is. A policy has no state of its own.
 
+Common to all: the higher priority goes first. That nothing waits for ever behind what is more urgent, more alike or
+more entitled is not in the order: of the scheduler's placements some are for what has waited longest
+(`Limits.ageing_s`). With ageing in the order itself, a long enough line of old steps would be all that ever runs.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from engine.scheduling.ready import Ready
 from engine.scheduling.shares import Shares
 
 Key: TypeAlias = tuple[float, ...]
 
+SHORT_S = 30.0
+"""Jobs of no more device time are short: somebody waits for them. The others are long."""
+
+HELD_S = 2.0
+"""How long a step may be passed over for larger groups."""
+
+STRETCH = {"short": 2.0, "long": 8.0}
+"""A job that has no deadline should be done within so many times its device time, and `GRACE_S`."""
+
+GRACE_S = 1.0
+
 
 class Policy(Protocol):
-    name: str
-    at_once: int | None
-    """Jobs that a worker has in progress at a time; None for as many as fit."""
+    @property
+    def name(self) -> str: ...
 
-    def key(self, ready: Ready, now: float, shares: Shares) -> Key:
-        """The smallest goes first."""
+    @property
+    def at_once(self) -> int | None:
+        """Jobs of one share that a worker has in progress at a time; None for as many as fit."""
+
+    def share(self, ready: Ready) -> str:
+        """Whose share of the devices a job takes: device time is counted by it."""
         ...
+
+    def key(self, ready: Ready, now: float, shares: Shares, together: int = 1) -> Key:
+        """The smallest goes first. `together` counts the ready steps of its group, itself among them."""
+        ...
+
+
+class Outlook(Struct, frozen=True):
+    """What a rule may look at, besides the step."""
+
+    now: float
+    had_s: float
+    """Device time that the step's share has had."""
+    together: int
+
+
+Rule: TypeAlias = Callable[[Ready, Outlook], Key]
+
+
+class Ruled(Struct, frozen=True, kw_only=True):
+    """A policy by its rule, which orders steps of the same priority."""
+
+    name: str
+    rule: Rule
+    shared_by: Callable[[Ready], str] = lambda ready: ready.tenant
+    at_once: int | None = None
+
+    def share(self, ready: Ready) -> str:
+        return self.shared_by(ready)
+
+    def key(self, ready: Ready, now: float, shares: Shares, together: int = 1) -> Key:
+        outlook = Outlook(now, shares.of(self.share(ready), now), together)
+        return (-ready.priority, *self.rule(ready, outlook))
+
+
+def length(ready: Ready) -> str:
+    """The cost class of a job: `short` or `long`."""
+    return "short" if ready.served_s + ready.left_s <= SHORT_S else "long"
+
+
+def slack_s(ready: Ready, now: float) -> float:
+    """How long the job could stand still and yet be done in time."""
+    return due(ready) - now - ready.left_s
+
+
+def due(ready: Ready) -> float:
+    """When a job should be done: its deadline, or what is decent for one of its length."""
+    if ready.deadline is not None:
+        return ready.deadline
+    return ready.submitted_at + GRACE_S + STRETCH[length(ready)] * (ready.served_s + ready.left_s)
+
+
+def _in_order(ready: Ready, outlook: Outlook) -> Key:
+    return (ready.submitted_at,)
+
+
+def _in_turn(ready: Ready, outlook: Outlook) -> Key:
+    return (ready.since,)
+
+
+def _least_served(ready: Ready, outlook: Outlook) -> Key:
+    return (outlook.had_s, ready.submitted_at)
+
+
+def _most_alike(ready: Ready, outlook: Outlook) -> Key:
+    held = outlook.now - ready.since >= HELD_S
+    return (0.0, ready.since) if held else (1.0, -outlook.together, ready.since)
+
+
+def _least_slack(ready: Ready, outlook: Outlook) -> Key:
+    return (slack_s(ready, outlook.now),)
+
+
+FIFO = Ruled(name="fifo", rule=_in_order, shared_by=lambda ready: "", at_once=1)
+"""One job at a time, from its first step to its last."""
+
+RUN_TO_COMPLETION = Ruled(name="run_to_completion", rule=_least_served, shared_by=length, at_once=1)
+"""A pool of short jobs and one of long ones, each of which does one job at a time. Where both are on one device they
+share it evenly."""
+
+ROUND_ROBIN = Ruled(name="round_robin", rule=_in_turn)
+"""A step of each job in turn."""
+
+BATCH_FIRST = Ruled(name="batch_first", rule=_most_alike)
+"""The largest group first, unless a step has been passed over for too long."""
+
+FAIR = Ruled(name="fair", rule=_least_served)
+"""The tenant that has had least device time lately, and its oldest job."""
+
+DEADLINE = Ruled(name="deadline", rule=_least_slack)
+"""The job that can least afford to wait."""
+
+POLICIES: Mapping[str, Policy] = {
+    policy.name: policy for policy in (FIFO, RUN_TO_COMPLETION, ROUND_ROBIN, BATCH_FIRST, FAIR, DEADLINE)
+}

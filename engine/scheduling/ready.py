@@ -54,3 +54,5 @@ class Ready(Struct, frozen=True, kw_only=True):
     """The worker that holds the job's tensors."""
     bound: bool = False
     """Only `home` can run it: it reads what that worker is still making."""
+    share: str = ""
+    """Whose share of the devices the job takes, as the policy says."""

@@ -1,0 +1,96 @@
+"""What a worker has left to give, and whether a step may have it: all that it demands at once, or nothing."""
+
+from collections import Counter
+
+from msgspec import Struct, field
+
+from cards.wire import ModelIdentity
+from engine.scheduling.ready import Demand, Ready
+
+AT_ONCE = 2
+"""Placements that a worker holds in any case: one runs, and the next is there when it is done."""
+
+QUEUE_S = 0.02
+"""Seconds of work that a worker holds beyond that: what waits there cannot be overtaken by what is more urgent."""
+
+
+class Room(Struct, kw_only=True, eq=False):
+    """One worker while a plan is made: each placement of the plan is taken from it, and from nothing that lasts.
+
+    A placement, of one step or of several that are executed together, takes one of the worker's `credits`. A worker
+    that is idle and holds no job takes anything: waiting would not make it fit.
+    """
+
+    worker: str
+    pool: str = "default"
+    models: tuple[ModelIdentity, ...]
+    draining: bool = False
+    credits: int
+    """That are left."""
+    outstanding: int = 0
+    """Placements that are with it."""
+    queued_s: float = 0.0
+    """Seconds of work that they are."""
+    free_bytes: float
+    """Beside the weights, the tensors of the jobs at home here, and the peaks of the steps that are with it."""
+    peak_bytes: float = 0
+    """Of the steps that are with it."""
+    jobs: Counter[str] = field(default_factory=Counter)
+    """Those at home here, by the share that they take."""
+    kept: bool = False
+    """For a job that waits until there are the bytes for it: others do not come here."""
+    jumbo: bool = False
+    """Whether a step that takes long is with it."""
+
+    def serves(self, ready: Ready) -> bool:
+        return ready.model in self.models and ready.pool in (None, self.pool) and not self.draining
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more placement would not wait here for longer than it should."""
+        return not self.draining and self.credits > 0 and (self.outstanding < AT_ONCE or self.queued_s < QUEUE_S)
+
+    def takes(self, ready: Ready, at_once: int | None = None) -> bool:
+        """Whether a step may be placed here now, where `at_once` jobs of a share are in progress at most."""
+        at_home = ready.home == self.worker
+        if not at_home and (self.kept or self.is_crowded(ready, at_once)):
+            return False
+        if not self.outstanding and (at_home or not self.jobs.total()):
+            return self.has_place
+        return self.has_place and self.fits(ready)
+
+    def is_crowded(self, ready: Ready, at_once: int | None) -> bool:
+        """Whether one more job of this share would be too many."""
+        return at_once is not None and self.jobs[ready.share] >= at_once
+
+    def fits(self, ready: Ready) -> bool:
+        """Whether there are the bytes for a step, beside all that is here."""
+        return bytes_here(ready, self.worker) <= self.free_bytes
+
+    def add(self, ready: Ready) -> None:
+        """A step goes to this worker, with the placement that was last made."""
+        self.free_bytes -= bytes_here(ready, self.worker)
+        self.peak_bytes += ready.demand.peak_bytes
+        self.queued_s += ready.demand.seconds
+        self.jobs[ready.share] += ready.home != self.worker
+
+    def keep_for(self, ready: Ready) -> None:
+        """Nothing more comes here that would be in the way of a step which does not fit now."""
+        self.kept = True
+        if self.credits and (
+            ready.home == self.worker or bytes_here(ready, self.worker) <= self.free_bytes + self.peak_bytes
+        ):
+            self.credits = 0  # it will fit once the worker is idle; else jobs that are at home here must end first
+
+    def place(self, *members: Ready) -> None:
+        """Members of one placement go to this worker."""
+        self.credits -= 1
+        self.outstanding += 1
+        for ready in members:
+            self.add(ready)
+
+
+def bytes_here(ready: Ready, worker: str) -> int:
+    """What a step takes of a worker's memory: the tensors of a job that is at home there are counted already."""
+    demand: Demand = ready.demand
+    return demand.peak_bytes + (0 if ready.home == worker else demand.resident_bytes)

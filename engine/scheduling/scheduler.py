@@ -1,0 +1,167 @@
+"""What runs next, with whom and where: the steps that wait, in the policy's order, each where it suits best.
+
+Nothing here waits, sends or measures; what it is told and when decides all that it says.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from engine.scheduling import batch
+from engine.scheduling.admission import Room
+from engine.scheduling.line import Line
+from engine.scheduling.policy import Policy
+from engine.scheduling.ready import Ready
+from engine.scheduling.shares import Shares
+
+AGED_EVERY = 4
+"""After so many placements one is for the step that has waited longest, if it has waited too long."""
+
+LATENCY_S = 60.0
+"""Work that is quickly done keeps a worker for itself for this long after the last of it came."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    batch_most: int = 1
+    """Steps that run together."""
+    batch_wait_s: float = 0.0
+    """How long a step waits for partners."""
+    ageing_s: float = 60.0
+    """A step that has waited for longer has a turn whatever the policy says, and a worker kept free for it if need be.
+    """
+    jumbo_s: float = 5.0
+    """A step predicted to take longer keeps off the last worker that has none such, where jobs come that do not take
+    as long from beginning to end.
+    """
+
+
+class Placement(Struct, frozen=True):
+    """Steps of different jobs that run together, or one alone."""
+
+    worker: str
+    members: tuple[Ready, ...]
+
+
+class Scheduler:
+    """The steps that wait are its own, as is what tenants have had; what workers have left it is told."""
+
+    def __init__(self, policy: Policy, limits: Limits | None = None, shares: Shares | None = None) -> None:
+        self.policy = policy
+        self.limits = limits or Limits()
+        self.shares = shares or Shares()
+        self.line = Line(policy, self.shares)
+        self.due_at: float | None = None
+        """When to plan again if nothing else happens: a step then has waited for partners long enough."""
+        self._since_aged = AGED_EVERY
+        self._latency_until = 0.0
+
+    def add(self, ready: Ready, now: float) -> None:
+        """A job's step may run. It takes the place of one that the job had in the line."""
+        if ready.left_s + ready.served_s <= self.limits.jumbo_s:
+            self._latency_until = now + LATENCY_S
+        self.line.add(replace(ready, share=self.policy.share(ready)), now)
+
+    def discard(self, job: str) -> None:
+        self.line.discard(job)
+
+    def plan(self, rooms: Iterable[Room], now: float) -> list[Placement]:
+        """What is to be sent now, in this order. It leaves the line, and the rooms have given what it takes.
+
+        `rooms` are all the workers that are there, full ones too.
+        """
+        self.due_at = None
+        there = {room.worker: room for room in rooms}
+        if not self.line or not any(room.has_place for room in there.values()):
+            return []
+        placements = self._aged(there, now) if self._since_aged >= AGED_EVERY else []
+        taken = {ready.job for placement in placements for ready in placement.members}
+        for ready in self.line.in_order(self._homes(there), now):
+            if ready.job in taken or self._holds(ready, now):
+                continue
+            if (room := self._choose(ready, there, now)) is None:
+                continue  # this one does not fit now; it must not block one that does
+            placements.append(self._place(ready, room, taken))
+            if not any(room.has_place for room in there.values()):
+                break
+        for job in taken:
+            self.line.discard(job)
+        return placements
+
+    def _homes(self, rooms: Mapping[str, Room]) -> list[str | None]:
+        """The workers whose jobs can go on: there, on an idle one, or wherever there is a place if theirs is gone."""
+        new = any(room.has_place for room in rooms.values())
+        idle = new and any(room.has_place and not room.outstanding for room in rooms.values())
+        return [home for home in self.line.homes() if _goes_on(rooms.get(home or ""), new=new, idle=idle)]
+
+    def _choose(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
+        """Where a step should run now: with the worker that holds its job's tensors.
+
+        If that one is full, only an idle worker is worth moving the tensors to; if it is gone, the emptiest is.
+        """
+        home = rooms.get(ready.home or "")
+        if ready.bound:
+            return home if home is not None and home.serves(ready) and home.takes(ready) else None
+        serving = self._allowed(ready, [room for room in rooms.values() if room.serves(ready)], now)
+        able = [room for room in serving if room.takes(ready, self.policy.at_once)]
+        if home in able:
+            return home
+        options = [room for room in able if home not in serving or not room.outstanding]
+        return min(options, key=lambda room: (room.outstanding, room.worker), default=None)
+
+    def _allowed(self, ready: Ready, serving: list[Room], now: float) -> list[Room]:
+        """Without the last one that has no step which takes long, if this is one and shorter work may come."""
+        if ready.demand.seconds <= self.limits.jumbo_s or now >= self._latency_until or len(serving) < 2:
+            return serving
+        clear = [room for room in serving if not room.jumbo]
+        return [room for room in serving if room not in clear] if len(clear) == 1 else serving
+
+    def _place(self, first: Ready, room: Room, taken: set[str]) -> Placement:
+        room.place(first)
+        together: tuple[Ready, ...] = (first,)
+        if first.group is not None and self.limits.batch_most > 1:
+            partners = (ready for ready in self.line.together(first.group) if ready.job not in taken)
+            most, at_once = self.limits.batch_most, self.policy.at_once
+            together = batch.members(first, partners, room, most=most, at_once=at_once)
+        room.jumbo = room.jumbo or first.demand.seconds > self.limits.jumbo_s
+        taken.update(ready.job for ready in together)
+        self._since_aged += 1
+        return Placement(room.worker, together)
+
+    def _holds(self, ready: Ready, now: float) -> bool:
+        most, wait_s = self.limits.batch_most, self.limits.batch_wait_s
+        if ready.group is None or most < 2 or not wait_s:
+            return False
+        if not batch.holds(ready, len(self.line.together(ready.group)), now, most=most, wait_s=wait_s):
+            return False
+        until = ready.since + wait_s
+        self.due_at = until if self.due_at is None else min(self.due_at, until)
+        return True
+
+    def _aged(self, rooms: Mapping[str, Room], now: float) -> list[Placement]:
+        """The step that has waited longest goes first, or a worker is kept free for it."""
+        for ready in self.line:
+            if now - ready.since <= self.limits.ageing_s:
+                break
+            if (room := self._choose(ready, rooms, now)) is not None:
+                self._since_aged = 0
+                return [self._place(ready, room, set())]
+            if (room := self._awaited(ready, rooms)) is not None:
+                room.keep_for(ready)
+                break
+        return []
+
+    def _awaited(self, ready: Ready, rooms: Mapping[str, Room]) -> Room | None:
+        """The worker on which a step that fits nowhere will fit first, if only bytes are in its way."""
+        home = rooms.get(ready.home or "")
+        if home is not None and home.serves(ready):
+            return home
+        most = self.policy.at_once
+        serving = [room for room in rooms.values() if room.serves(ready) and not room.is_crowded(ready, most)]
+        return min(serving, key=lambda room: (room.jobs.total(), room.worker), default=None)
+
+
+def _goes_on(room: Room | None, *, new: bool, idle: bool) -> bool:
+    if room is None or room.draining:
+        return new
+    return room.has_place or idle

@@ -1,0 +1,235 @@
+"""The named policies: what each promises, on random loads of one device that does one step at a time."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cards.wire import ModelIdentity
+from engine.scheduling.policy import DEADLINE, FAIR, HELD_S, POLICIES, SHORT_S, Policy, due
+from engine.scheduling.ready import Demand, Group, Ready
+from engine.scheduling.shares import Shares
+
+MODEL = ModelIdentity("m", "c", "w")
+FOREVER_S = 1e9
+EVERY = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """One job."""
+
+    steps: int
+    step_s: float = 1.0
+    at: float = 0.0
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    shape: str = ""
+
+
+class Ran(Struct, frozen=True):
+    job: int
+    began: float
+    ended: float
+
+
+def run(policy: Policy, loads: list[Load], until: float = FOREVER_S) -> list[Ran]:
+    """What the device does until there is nothing left, or until then."""
+    shares, ran, now = Shares(half_life_s=FOREVER_S), list[Ran](), 0.0
+    done, since = Counter[int](), {number: load.at for number, load in enumerate(loads)}
+    while now < until and (left := [n for n, load in enumerate(loads) if done[n] < load.steps]):
+        waiting = [ready(number, loads[number], done[number], since[number]) for number in left]
+        there = [one for one in waiting if one.submitted_at <= now and _may(policy, one, waiting)]
+        if not there:
+            now = min(one.submitted_at for one in waiting if one.submitted_at > now)
+            continue
+        sizes = Counter(one.group for one in there)
+        first = min(there, key=lambda one: (policy.key(one, now, shares, sizes[one.group]), one.order))
+        number, seconds = int(first.job), first.demand.seconds
+        ran.append(Ran(number, now, now + seconds))
+        now += seconds
+        done[number], since[number] = done[number] + 1, now
+        shares.add(policy.share(first), seconds, now)
+    return ran
+
+
+def _may(policy: Policy, one: Ready, waiting: list[Ready]) -> bool:
+    """Whether one more job may be in progress, if this one is not yet."""
+    begun = [other for other in waiting if other.served_s and policy.share(other) == policy.share(one)]
+    return policy.at_once is None or bool(one.served_s) or len(begun) < policy.at_once
+
+
+def ready(number: int, load: Load, done: int = 0, since: float | None = None) -> Ready:
+    return Ready(
+        job=str(number),
+        order=number,
+        tenant=load.tenant,
+        priority=load.priority,
+        submitted_at=load.at,
+        since=load.at if since is None else since,
+        deadline=load.deadline,
+        demand=Demand(load.step_s),
+        left_s=(load.steps - done) * load.step_s,
+        served_s=done * load.step_s,
+        group=Group(MODEL, "l", "k", load.shape) if load.shape else None,
+        model=MODEL,
+    )
+
+
+def ends(ran: list[Ran]) -> dict[int, float]:
+    return {step.job: step.ended for step in ran}
+
+
+LOADS = st.lists(
+    st.builds(
+        Load,
+        steps=st.integers(1, 8),
+        step_s=st.sampled_from([0.5, 1.0, 2.0]),
+        at=st.integers(0, 20).map(float),
+        tenant=st.sampled_from("abc"),
+        shape=st.sampled_from(["", "s", "l"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@EVERY
+@given(loads=LOADS)
+def test_the_device_rests_only_when_there_is_nothing_to_do(policy: Policy, loads: list[Load]) -> None:
+    ran = run(policy, loads)
+
+    for before, after in itertools.pairwise(ran):
+        assert before.ended == after.began or all(
+            load.at >= after.began or ends(ran)[number] <= before.ended for number, load in enumerate(loads)
+        )
+
+
+@EVERY
+@given(loads=LOADS, priority=st.integers(1, 100))
+def test_of_two_steps_that_are_new_the_one_of_higher_priority_goes_first(
+    policy: Policy, loads: list[Load], priority: int
+) -> None:
+    low, high = (replace(ready(0, load), since=50.0, priority=0) for load in (loads[0], loads[-1]))
+    high = replace(high, priority=priority)
+
+    assert policy.key(high, 50.0, Shares()) < policy.key(low, 50.0, Shares())
+
+
+@given(loads=LOADS)
+def test_fifo_ends_jobs_in_the_order_in_which_they_came(loads: list[Load]) -> None:
+    came = sorted(range(len(loads)), key=lambda number: (loads[number].at, number))
+
+    ran = run(POLICIES["fifo"], loads)
+
+    assert [job for job, _ in itertools.groupby(step.job for step in ran)] == came
+
+
+@given(loads=LOADS)
+def test_each_pool_does_one_job_at_a_time(loads: list[Load]) -> None:
+    loads = [replace(load, step_s=load.step_s * (10.0 if load.shape else 1.0)) for load in loads]
+    long = {number for number, load in enumerate(loads) if load.steps * load.step_s > SHORT_S}
+
+    ran = run(POLICIES["run_to_completion"], loads)
+
+    for pool in (long, set(range(len(loads))) - long):
+        jobs = [job for job, _ in itertools.groupby(step.job for step in ran if step.job in pool)]
+        assert jobs == sorted(pool, key=lambda number: (loads[number].at, number))
+
+
+def test_two_pools_share_a_device_evenly() -> None:
+    short = [Load(steps=10) for _ in range(30)]
+    long = [Load(steps=50, step_s=3.0)]
+
+    ran = run(POLICIES["run_to_completion"], [*short, *long], until=200.0)
+
+    had = sum(step.ended - step.began for step in ran if step.job == len(short))
+    assert had == pytest.approx(ran[-1].ended / 2, abs=3.0)
+
+
+@given(steps=st.lists(st.integers(1, 10), min_size=2, max_size=6))
+def test_round_robin_is_never_more_than_a_step_ahead_with_one_job(steps: list[int]) -> None:
+    ran = run(POLICIES["round_robin"], [Load(steps=count) for count in steps])
+
+    done = Counter[int]()
+    for step in ran:
+        done[step.job] += 1
+        behind = [done[number] for number, count in enumerate(steps) if done[number] < count]
+        assert not behind or done[step.job] - min(behind) <= 1
+
+
+@given(data=st.data())
+def test_tenants_with_enough_to_do_have_the_same(data: st.DataObject) -> None:
+    """However many jobs each has, and however long its steps are: within two of the longest steps."""
+    tenants = data.draw(
+        st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.5, 1.0, 3.0])), min_size=2, max_size=4)
+    )
+    loads = [
+        Load(steps=math.ceil(100 / step_s), step_s=step_s, tenant=str(tenant))
+        for tenant, (jobs, step_s) in enumerate(tenants)
+        for _ in range(jobs)
+    ]
+
+    ran = run(FAIR, loads, until=60.0)
+
+    had = dict.fromkeys((load.tenant for load in loads), 0.0)
+    for step in ran:
+        had[loads[step.job].tenant] += step.ended - step.began
+    assert max(had.values()) - min(had.values()) <= 2 * max(load.step_s for load in loads)
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda at, steps, spare: Load(at=at, steps=steps, deadline=at + steps + spare),
+            st.integers(0, 20).map(float),
+            st.integers(1, 5),
+            st.integers(0, 20),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_deadlines_are_met_whenever_there_is_a_way_to_meet_them(loads: list[Load]) -> None:
+    assume(_feasible(loads))
+
+    ran = run(DEADLINE, loads)
+
+    for number, load in enumerate(loads):
+        assert load.deadline is not None
+        assert ends(ran)[number] <= load.deadline
+
+
+def _feasible(loads: list[Load]) -> bool:
+    """The earliest deadline first finds a schedule of unit steps if there is one (Jackson; Horn 1974)."""
+    left = [load.steps for load in loads]
+    for now in range(1000):
+        there = [n for n, load in enumerate(loads) if left[n] and load.at <= now]
+        if there:
+            first = min(there, key=lambda n: loads[n].deadline or math.inf)
+            left[first] -= 1
+            if now + 1 > (loads[first].deadline or math.inf):
+                return False
+    return not any(left)
+
+
+def test_a_job_without_a_deadline_is_due_by_its_length() -> None:
+    short, long = ready(0, Load(steps=4)), ready(1, Load(steps=100))
+
+    assert due(short) == 9.0
+    assert due(long) == 801.0
+    assert due(replace(short, left_s=1.0, served_s=3.0)) == 9.0
+
+
+def test_the_largest_group_goes_first_until_another_step_has_been_passed_over_for_long() -> None:
+    alone = ready(0, Load(steps=1))
+    many = ready(1, Load(steps=1, shape="s"))
+    key = POLICIES["batch_first"].key
+
+    assert key(many, 1.0, Shares(), 3) < key(alone, 1.0, Shares())
+    assert key(alone, HELD_S, Shares()) < key(replace(many, since=1.0), HELD_S, Shares(), 3)
