@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 from cards.card import InputSpec, OutputSpec, Range
 from cards.lora import Lora
 from cards.request import GenerationRequest
+from cards.wire import Fetched
 from engine.events import JobEvent
 
 Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
@@ -378,6 +379,10 @@ class Worker(Struct, frozen=True, kw_only=True):
     outstanding: int
     draining: bool
     heard_s: float
+    serves: tuple[str, ...] = ()
+    """Roles; all if there are none."""
+    fetched: Fetched = Fetched()
+    """What it has had of other workers' tensors."""
 
 
 class WorkerList(Struct, frozen=True, kw_only=True):

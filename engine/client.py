@@ -298,9 +298,14 @@ class Client:
     def held_up(self, job: Job) -> str | None:
         """Why this engine cannot go on with an open job, if it cannot."""
         unrunnable = self._engine.reconciler.unrunnable.get(job.id)
-        if unrunnable is None and job.open and job.pool and not self._engine.fleet.serving(job.model, job.pool):
+        if unrunnable is not None or not job.open or job.model.name not in self._engine.registry:
+            return unrunnable
+        there = self._engine.fleet.serving(job.model, job.pool)
+        if job.pool and not there:
             return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
-        return unrunnable
+        if there and not self._engine.serves_next(job):
+            return f"no worker serves as {self._engine.role(job)} for {job.model.name!r} now"
+        return None
 
     async def destination(self, name: str) -> dict[str, str]:
         """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.

@@ -3,9 +3,12 @@
 import heapq
 import itertools
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
+from cards.folding import lacking
 from cards.registry import Registry
-from cards.wire import EngineMessage, Release, UnitId, WorkPlan, WorkUnit
+from cards.roles import role_of
+from cards.wire import EngineMessage, Fetch, Hello, Release, UnitId, WorkPlan, WorkUnit, is_promised
 from engine import driver
 from engine.actor import JobActor, Sent
 from engine.driver import Ahead
@@ -14,7 +17,7 @@ from engine.fleet import Fleet, Seat, choose
 from engine.job import State
 from engine.ledger import Ledger
 from engine.link import Link
-from engine.needs import lacking, tensors
+from engine.needs import tensors
 
 Assignment = tuple[JobActor, Seat, WorkUnit]
 
@@ -54,9 +57,15 @@ class Dispatcher:
         return gone
 
     async def release(self, actor: JobActor) -> None:
-        """Have the job's worker forget it. The worker answers `Released`."""
+        """Have the workers that hold something of the job forget it. Each answers `Released`."""
         if actor.home is not None:
             await self._tell(actor.home, Release(actor.job.id, actor.epoch))
+        await self.dismiss(actor)
+
+    async def dismiss(self, actor: JobActor) -> None:
+        """Have all workers but the job's own forget it: that one has answered, and so has all that it needs."""
+        for worker in actor.dismiss():
+            await self._tell(worker, Release(actor.job.id, actor.epoch))
 
     async def forget(self, worker: str, unit: UnitId) -> None:
         """Have a worker forget what it holds of a job that it has nothing to do with any more."""
@@ -99,7 +108,8 @@ class Dispatcher:
         return home is not None and home.has_room
 
     def _seat_for(self, actor: JobActor, plan: WorkPlan) -> Seat | None:
-        seats = self._fleet.serving(actor.job.model, actor.job.pool)
+        role = role_of(self._registry[actor.job.model.name].card, plan.loop)
+        seats = self._fleet.serving(actor.job.model, actor.job.pool, role)
         if actor.out:  # it reads what only that worker will have
             seats = [seat for seat in seats if seat.worker == actor.home]
         return choose(seats, plan, actor.home)
@@ -117,27 +127,44 @@ class Dispatcher:
         held = actor.held.intersection(wanted)  # the worker forgets what is not kept
         lacks = lacking(wanted, actor.refolds, held)
         inline = tuple(digest for digest in lacks.stored if digest in actor.inline)
-        made = (ref.digest for refold in lacks.refolds for ref in refold.makes.values())
-        actor.held = held.union(inline, made).intersection(wanted)
+        made = {ref.digest for refold in lacks.refolds for ref in refold.makes.values()}
+        read = {ref.digest for ref in following.plan.reads.values() if not is_promised(ref)}
+        fetch = self._fetch(actor, seat, (made | read) - held.union(inline))
+        actor.held = held.union(inline, made, read).intersection(wanted)
         unit = WorkUnit(
             id=actor.next_unit(next(self._serials)),
             plan=following.plan,
             inline=inline,
             keep=tuple(wanted),
             refolds=lacks.refolds,
+            fetch=fetch,
         )
         actor.out.append(Sent(unit.id, unit.plan))
         seat.outstanding[unit.id] = unit.plan
+        if fetch is not None:
+            seat.fetching.add(unit.id)
         return unit
+
+    def _fetch(self, actor: JobActor, seat: Seat, lacks: AbstractSet[str]) -> Fetch | None:
+        """What the worker that the job comes from has of what is lacking, where the two can reach each other."""
+        holder = self._fleet.seats.get(actor.left.worker) if actor.left is not None else None
+        if actor.left is None or holder is None or not _reaches(seat.hello, holder.hello):
+            return None
+        there = sorted(actor.left.digests & lacks)
+        return Fetch(holder.hello.transfers, holder.hello.host, tuple(there)) if there else None
 
     async def _send(self, actor: JobActor, seat: Seat, unit: WorkUnit) -> bool:
         """Whether the worker could be reached."""
-        if actor.left is not None:
-            await self._tell(actor.left, Release(actor.job.id, actor.epoch))
-            actor.left = None
+        while actor.strays:
+            await self._tell(actor.strays.pop(), Release(actor.job.id, actor.epoch))
         return await self._tell(seat.worker, unit, [actor.inline[digest] for digest in unit.inline])
 
     async def _tell(self, worker: str, message: EngineMessage, frames: Sequence[bytes] = ()) -> bool:
         """Whether the worker could be reached. What could not be sent counts as lost on the way."""
         self._fleet.sending(worker)
         return await self._link.send(worker, message, frames)
+
+
+def _reaches(worker: Hello, holder: Hello) -> bool:
+    """Whether a worker can be given what another one holds: what is not a network's address is for one host."""
+    return bool(holder.transfers) and (worker.host == holder.host or holder.transfers.startswith("tcp:"))

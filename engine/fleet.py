@@ -34,6 +34,8 @@ class Seat(Struct, kw_only=True):
     received: int = 0
     mark: tuple[int, float] = (0, 0.0)
     outstanding: dict[UnitId, WorkPlan] = field(default_factory=dict)
+    fetching: set[UnitId] = field(default_factory=set)
+    """Those whose tensors come from another worker: the units behind them need not wait."""
     step_s: dict[tuple[str, str], float] = field(default_factory=dict)
     draining: bool = False
     """It gets no more work, and is told to leave once it has none."""
@@ -52,8 +54,14 @@ class Seat(Struct, kw_only=True):
     def reserved_bytes(self) -> int:
         return sum(plan.resources.peak_bytes for plan in self.outstanding.values())
 
-    def serves(self, model: ModelIdentity) -> bool:
-        return model in self.hello.models
+    @property
+    def running(self) -> UnitId | None:
+        """What it is at, as far as can be told."""
+        waiting = self.fetching if len(self.fetching) < len(self.outstanding) else ()
+        return next((unit for unit in self.outstanding if unit not in waiting), None)
+
+    def serves(self, model: ModelIdentity, role: str | None = None) -> bool:
+        return model in self.hello.models and (role is None or not self.hello.serves or role in self.hello.serves)
 
     def takes(self, plan: WorkPlan) -> bool:
         """Whether this plan can be reserved now. An idle worker takes anything: waiting would not make it fit."""
@@ -129,6 +137,7 @@ class Fleet:
         plan = seat.outstanding.pop(unit, None) if seat else None
         if seat is None or plan is None:
             return False
+        seat.fetching.discard(unit)
         seat.took(plan, seconds)
         return True
 
@@ -137,11 +146,12 @@ class Fleet:
         if seat := self.seats.get(worker):
             for unit in units:
                 seat.outstanding.pop(unit, None)
+                seat.fetching.discard(unit)
 
-    def serving(self, model: ModelIdentity, pool: str | None = None) -> list[Seat]:
-        """The seats that take work for a model, in this pool if one is named."""
+    def serving(self, model: ModelIdentity, pool: str | None = None, role: str | None = None) -> list[Seat]:
+        """The seats that take work for a model, in this pool and of loops of this role if they are named."""
         here = [seat for seat in self.seats.values() if pool in (None, seat.hello.pool)]
-        return [seat for seat in here if seat.serves(model) and not seat.draining]
+        return [seat for seat in here if seat.serves(model, role) and not seat.draining]
 
     def drained(self) -> list[Seat]:
         """Those that were to leave and have nothing left to do."""

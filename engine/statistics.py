@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from cards.roles import roles_of
+from cards.wire import Fetched
 from engine.engine import Engine
 
 
@@ -38,6 +40,10 @@ class WorkerSeen(Struct, frozen=True, kw_only=True):
     outstanding: int
     draining: bool
     heard_s: float
+    serves: tuple[str, ...] = ()
+    """Roles; all if there are none."""
+    fetched: Fetched = Fetched()
+    """What it has had of other workers."""
 
 
 def workers(engine: Engine, now: float) -> list[WorkerSeen]:
@@ -53,13 +59,15 @@ def workers(engine: Engine, now: float) -> list[WorkerSeen]:
             outstanding=len(seat.outstanding),
             draining=seat.draining,
             heard_s=max(0.0, now - seat.heard_at),
+            serves=seat.hello.serves,
+            fetched=seat.beat.fetched if seat.beat is not None else Fetched(),
         )
         for seat in engine.fleet.seats.values()
     ]
 
 
 def servable(engine: Engine, model: str) -> bool:
-    return bool(engine.fleet.serving(engine.identities[model]))
+    return engine.servable(engine.identities[model])
 
 
 def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
@@ -70,12 +78,22 @@ def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
     if not engine.fleet.seats:
         reasons.append("no worker has joined")
     elif not any(servable(engine, model) for model in engine.registry):
-        reasons.append("no worker has the card and weights of any model here")
+        reasons.append(_lacking(engine))
     if engine.ledger.trouble:
         reasons.append(f"the store takes no writes: {engine.ledger.trouble}")
     if engine.ledger.actors and now - engine.moved_at > stall_s:
         reasons.append(f"work is queued and nothing has moved for {now - engine.moved_at:.0f} s")
     return Readiness(not reasons, tuple(reasons))
+
+
+def _lacking(engine: Engine) -> str:
+    """Why no model can be run from beginning to end."""
+    serving = engine.fleet.serving
+    for name, model in engine.identities.items():
+        if serving(model):
+            lacks = [role for role in roles_of(engine.registry[name].card) if not serving(model, role=role)]
+            return f"no worker serves as {' or '.join(lacks)}, which {name!r} needs"
+    return "no worker has the card and weights of any model here"
 
 
 def statistics(engine: Engine) -> EngineStatistics:

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from cards.errors import BadExtension
 from cards.extensions import observers
 from cards.registry import DEFAULT_FAMILIES
+from cards.roles import ROLES, Role
 from engine.collect import Retention
 from ops.errors import BadSettings
 from store.database import Durability
@@ -42,6 +43,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The URL at which others reach this engine, if it is not that of host and port."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 1
     """Worker processes to start and keep alive; 0 if all come from elsewhere."""
+    split: dict[Role, Annotated[int, Meta(ge=0, le=1024)]] = {}
+    """So many workers for each role instead, as encoder=1,denoiser=2,decoder=1."""
     ranks: Count = 1
     """Ranks of each of these workers."""
     parallel: Literal["cfg"] | None = None
@@ -54,7 +57,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Threads that each rank computes with. Outputs do not depend on it."""
     listen_workers: str | None = None
     """ZeroMQ address for workers from elsewhere, such as tcp://10.0.0.1:7000; a private socket if left out."""
+    listen_transfers: Annotated[str, Meta(pattern="^tcp://")] | None = None
+    """ZeroMQ address at which a worker gives tensors to those on other machines, such as tcp://10.0.0.2:*."""
     pool: str = "default"
+    serves: tuple[Role, ...] = ()
+    """The roles of a worker that is started by itself: encoder, denoiser, decoder; all if left out."""
     families: tuple[str, ...] = DEFAULT_FAMILIES
     """Modules of model families."""
     extensions: tuple[str, ...] = ()
@@ -84,6 +91,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The oldest of more finished jobs than these are forgotten."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def slots(self) -> tuple[tuple[Role, ...], ...]:
+        """What each of its workers serves."""
+        split = tuple((role,) for role in ROLES for _ in range(self.split.get(role, 0)))
+        return split if self.split else (self.serves,) * self.workers
 
     @property
     def retention(self) -> Retention:
@@ -126,9 +139,11 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     entries = _from_file(file) if file is not None else {}
     entries |= _from_environment(environ)
     entries |= {name: value for name, value in flags.items() if value is not None}
-    for listed in ("families", "extensions"):
+    for listed in ("families", "extensions", "serves", "split"):
         if isinstance(entries.get(listed), str):
             entries[listed] = [name for name in entries[listed].split(",") if name]
+    if isinstance(entries.get("split"), list):
+        entries["split"] = {role: count for role, _, count in (entry.partition("=") for entry in entries["split"])}
     try:
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)

@@ -11,7 +11,7 @@ from cards import codec
 from cards.branches import COMPONENT, Branches
 from cards.errors import NotFinite
 from cards.family import Components, Made, StepBody
-from cards.folding import FOLD, MADE, fold_of
+from cards.folding import FOLD, MADE, fold_of, lacking
 from cards.registry import Families
 from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
 from workers.clock import perf_counter
@@ -153,9 +153,12 @@ class Executor:
         return derived.tensors
 
     def _refold(self, unit: WorkUnit) -> None:
-        """Make what nobody stored, and then forget what it took."""
+        """Make what nobody stored, as far as it is not here, and then forget what it took."""
         job = unit.id.job
-        for refold in unit.refolds:
+        makes = {ref.digest: ref for refold in unit.refolds for ref in refold.makes.values()}
+        kept = {*unit.keep, *(ref.digest for ref in unit.plan.reads.values())}
+        wanted = {digest: ref for digest, ref in makes.items() if digest in kept}
+        for refold in lacking(wanted, unit.refolds, self.resident.digests(job)).refolds:
             tensors = self._tensors(job, refold.plan.reads)
             made = self._step(job, self._runnable(refold.plan), tensors)
             named = self._naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
@@ -164,8 +167,8 @@ class Executor:
                     found = named[name].ref.digest if name in named else "nothing"
                     raise FoldDiffers(refold.plan.step, name, ref.digest, found)
                 self.resident.put(job, ref, named[name].tensor)
-                self.resident.unstored(job).add(ref.digest)
-        self.resident.admit(job, (*unit.keep, *(ref.digest for ref in unit.plan.reads.values())), {})
+        self.resident.admit(job, kept, {})
+        self.resident.unstored(job).update(makes.keys() & self.resident.digests(job))
 
     def _runnable(self, fold: WorkPlan) -> WorkPlan:
         """The fold, or the step itself where its body makes all that follows from it."""

@@ -1,10 +1,13 @@
-"""Commands on their way from a worker's link to its executor: in order, but for a release, which overtakes."""
+"""Commands on their way from a worker's link to its executor: in order, but for a release, which overtakes, and for
+units of jobs whose tensors are still coming, which those of other jobs overtake.
+"""
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards.wire import EngineMessage, Release, Shutdown, UnitId, WorkUnit
 
@@ -21,11 +24,23 @@ class Inbox:
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
+        self._coming: set[UnitId] = set()
+        """The units whose tensors are on their way."""
         self._changed = threading.Condition()
 
-    def put(self, command: Command) -> None:
+    def put(self, command: Command, *, coming: bool = False) -> None:
+        """A unit whose tensors are `coming` waits for `arrived`, and the later ones of its job wait with it."""
         with self._changed:
+            if coming and isinstance(command.message, WorkUnit):
+                self._coming.add(command.message.id)
             self._commands.append(command)
+            self._changed.notify()
+
+    def arrived(self, unit: UnitId, blobs: Mapping[str, bytes]) -> None:
+        """What came for a unit, and nothing more will: it goes on as if it had been sent with these."""
+        with self._changed:
+            self._coming.discard(unit)
+            self._commands = deque(_with(c, blobs) if _is(c, unit) else c for c in self._commands)
             self._changed.notify()
 
     def release(self, release: Release) -> None:
@@ -44,8 +59,9 @@ class Inbox:
 
     def get(self) -> Command:
         with self._changed:
-            self._changed.wait_for(lambda: self._commands)
-            return self._commands.popleft()
+            while (command := self._next()) is None:
+                self._changed.wait()
+            return command
 
     def units(self) -> int:
         with self._changed:
@@ -53,7 +69,30 @@ class Inbox:
 
     def get_nowait(self) -> Command | None:
         with self._changed:
-            return self._commands.popleft() if self._commands else None
+            return self._next()
+
+    def _next(self) -> Command | None:
+        """The first that need not wait for tensors, its own or those of a unit of its job before it."""
+        wait: set[str] = set()
+        for index, command in enumerate(self._commands):
+            unit = command.message
+            if isinstance(unit, WorkUnit) and (unit.id in self._coming or unit.id.job in wait):
+                wait.add(unit.id.job)
+                continue
+            del self._commands[index]
+            return command
+        return None
+
+
+def _is(command: Command, unit: UnitId) -> bool:
+    return isinstance(command.message, WorkUnit) and command.message.id == unit
+
+
+def _with(command: Command, blobs: Mapping[str, bytes]) -> Command:
+    unit = command.message
+    assert isinstance(unit, WorkUnit)
+    unit = replace(unit, inline=(*unit.inline, *blobs), fetch=None)
+    return replace(command, message=unit, frames=(*command.frames, *blobs.values()))
 
 
 def _belongs(command: Command, release: Release) -> bool:

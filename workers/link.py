@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from cards import wire
 from cards.wire import (
+    Fetched,
     Goodbye,
     Heartbeat,
     Hello,
@@ -37,6 +38,7 @@ from workers.execute import Executor
 from workers.inbox import Command, Inbox
 from workers.keeper import Keeper, Said
 from workers.ranks import Followers
+from workers.transfers import Transfers
 
 LOOK_UP_MS = 100
 """How often the link looks whether it was told to stop, if nothing else happens."""
@@ -53,6 +55,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     models: tuple[ModelIdentity, ...]
     fingerprint: str
     blobs: str = ""
+    serves: tuple[str, ...] = ()
+    """Roles, all if there are none."""
 
 
 class Link:
@@ -66,12 +70,14 @@ class Link:
         followers: Followers,
         *,
         heartbeat_s: float = 1.0,
+        transfers: Transfers | None = None,
     ) -> None:
         self._address = address
         self._identity = identity
         self._executor = executor
         self._followers = followers
         self._heartbeat_s = heartbeat_s
+        self._transfers = transfers
         self._inbox = Inbox()
         self._stopping = False
         self._broken: str | None = None
@@ -140,9 +146,15 @@ class Link:
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
             case WorkUnit():
-                self._inbox.put(Command(message, blobs))
+                self._put(message, blobs)
             case Refuse(reason=reason):
                 self._refused = reason
+
+    def _put(self, unit: WorkUnit, frames: Sequence[bytes]) -> None:
+        comes = unit.fetch is not None and self._transfers is not None
+        self._inbox.put(Command(unit, frames), coming=comes)
+        if comes and self._transfers is not None:
+            self._transfers.fetch(unit, lambda brought: self._inbox.arrived(brought.unit, brought.blobs))
 
     def _execute(self, engine: Dealer, keeper: Keeper) -> None:
         """The executor's thread."""
@@ -204,11 +216,14 @@ class Link:
             fingerprint=me.fingerprint,
             blobs=me.blobs,
             answers=answers,
+            serves=me.serves,
+            transfers=self._transfers.address if self._transfers is not None else "",
         )
 
     def _beat(self, engine: Dealer) -> Heartbeat:
         held = self._executor.resident.held()
-        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received)
+        fetched = self._transfers.fetched if self._transfers is not None else Fetched()
+        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received, fetched)
 
 
 def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:

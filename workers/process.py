@@ -19,12 +19,14 @@ from msgspec.structs import replace
 from cards import fingerprint, registry
 from cards.branches import Branches, check
 from cards.model import Model
+from cards.roles import Role
 from workers import devices, exchange
 from workers.execute import Executor, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
+from workers.transfers import transferring
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -44,6 +46,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     credits: int = 16
     threads: int = 1
     memory_bytes: int = 8 << 30
+    serves: tuple[Role, ...] = ()
+    """It runs the loops of these roles and loads what they need; all if there are none."""
+    transfers: str = ""
+    """Where other workers fetch what it holds; a private socket for those on its machine if left out."""
     heartbeat_s: float = 1.0
     rank_timeout_s: float = 60.0
     meet_in: str = ""
@@ -88,8 +94,12 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             models=tuple(registry.identity(family) for family in families.values()),
             fingerprint=numerics,
             blobs=blobs.name,
+            serves=settings.serves,
         )
-        link = Link(settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s)
+        transfers = stack.enter_context(transferring(executor.resident.find, settings.transfers))
+        link = Link(
+            settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s, transfers=transfers
+        )
         others.ended = link.abandon
         signal.signal(signal.SIGTERM, lambda *_: link.stop())
         if settings.parent is None:

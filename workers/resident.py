@@ -1,6 +1,7 @@
 """What stays on the device between steps: each job's tensors, by content, each at its home (`cards.codec.home`)."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
@@ -46,7 +47,7 @@ class JobTensors(Struct):
 
 
 class Resident:
-    """The tensors of all jobs on this device. It belongs to the executor; only `held` may be asked by others."""
+    """The tensors of all jobs on this device. It belongs to the executor; others may ask `held` and `find`."""
 
     def __init__(self, blobs: BlobStore, device: str = "cpu") -> None:
         self.device = device
@@ -94,6 +95,15 @@ class Resident:
         held.tensors[ref.digest] = tensor
         if promise is not None:
             held.kept[promise.digest] = ref
+
+    def find(self, job: str, digest: str) -> "torch.Tensor | None":
+        """A tensor of a job, if it is here."""
+        held = self._jobs.get(job)
+        return held.tensors.get(digest) if held is not None else None
+
+    def digests(self, job: str) -> AbstractSet[str]:
+        """What is here of a job."""
+        return self._jobs.setdefault(job, JobTensors()).tensors.keys()
 
     def unstored(self, job: str) -> set[str]:
         """The tensors that this device made and left out of what is stored."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cards import codec
 from cards.family import Components, Notice, StepBody
+from cards.lazy import Lazy
 from cards.request import ResolvedRequest
 from cards.shapes.card import CARD
 from cards.shapes.loops import LOOPS
@@ -37,7 +38,8 @@ class Shapes:
     def load(self, device: str) -> Components:
         from cards.shapes import model
 
-        return {name: model.load(self._weights, name).to(device) for name in self.card.components}
+        sizes = {name: spec.parameters * 4 for name, spec in self.card.components.items()}
+        return Lazy(sizes, lambda name: model.load(self._weights, name).to(device))
 
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.shapes import steps
