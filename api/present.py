@@ -40,6 +40,8 @@ def job(job: Job, cards: Mapping[str, ModelCard], held_up: str | None) -> schema
         priority=request.priority,
         metadata=request.metadata,
         interceptors=request.interceptors,
+        tenant=request.tenant,
+        deadline_s=request.deadline_s,
         created_at=job.submitted_at,
         progress=progress(job, cards.get(job.model.card)),
         artifacts=[_artifact(job.id, ref) for ref in job.artifacts.values()],

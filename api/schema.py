@@ -22,6 +22,7 @@ Position = Annotated[int, Meta(ge=0, le=2**63 - 1, description="A place in the l
 IMAGE = "A PNG, JPEG or WebP file as a data URL or in base64, for a model that starts from one."
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
 Text = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]*$")]
+Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[^\x00]*$")]
 Words = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
 
 
@@ -55,6 +56,10 @@ class JobRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     continues: Text | None = None
     """A completed job, whose clip this one's begins with."""
     interceptors: dict[str, float] = {}
+    tenant: Tenant = ""
+    """On whose account: devices are shared out by it where the engine's policy says so."""
+    deadline_s: float | None = None
+    """Seconds from its submission by which it is wanted. One that is late is made all the same."""
 
     def generation(self, loras: tuple[Lora, ...]) -> GenerationRequest:
         """The words of it, without what comes along."""
@@ -118,6 +123,8 @@ class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the job's LoRAs, in their order."""
     interceptors: dict[str, float] | UnsetType = UNSET
     """Those of the job, with other thresholds."""
+    tenant: Tenant | UnsetType = UNSET
+    deadline_s: float | UnsetType | None = UNSET
 
 
 class Fork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -216,6 +223,9 @@ class Job(Struct, frozen=True, kw_only=True):
     priority: int
     metadata: dict[str, str]
     interceptors: dict[str, float]
+    tenant: str
+    deadline_s: float | None
+    """Seconds from `created_at`."""
     created_at: float
     progress: Progress
     artifacts: list[Artifact]

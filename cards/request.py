@@ -12,6 +12,8 @@ from cards.lora import Lora, check_strengths
 
 MAX_SEED = 2**63 - 1
 PRIORITIES = (-100, 100)
+MAX_TENANT = 64
+MAX_DEADLINE_S = 30 * 86_400
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +37,10 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A finished job, whose clip is the beginning of this one's; seed and size are then that job's to decide."""
     interceptors: dict[str, float] = {}
     """Of those that the card has enabled: name -> threshold. They change what comes out."""
+    tenant: str = ""
+    """On whose account: policies share devices out by it."""
+    deadline_s: float | None = None
+    """Seconds from its submission by which it is wanted. One that is late is made all the same."""
 
 
 class ResolvedRequest(Struct, frozen=True, kw_only=True):
@@ -55,6 +61,8 @@ class ResolvedRequest(Struct, frozen=True, kw_only=True):
     loras: tuple[Lora, ...] = ()
     continues: str | None = None
     interceptors: dict[str, float] = {}
+    tenant: str = ""
+    deadline_s: float | None = None
 
 
 class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +82,8 @@ class RequestChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of the job's LoRAs, in their order: the files stay as they are."""
     interceptors: dict[str, float] | UnsetType = UNSET
     """Those of the job, with other thresholds."""
+    tenant: str | UnsetType = UNSET
+    deadline_s: float | UnsetType | None = UNSET
 
     @property
     def fields(self) -> dict[str, object]:
@@ -128,6 +138,8 @@ def resolve(request: GenerationRequest, card: ModelCard, chance: random.Random) 
         loras=request.loras,
         continues=request.continues,
         interceptors=request.interceptors,
+        tenant=request.tenant,
+        deadline_s=request.deadline_s,
     )
 
 
@@ -145,6 +157,8 @@ def _check_text(request: GenerationRequest, card: ModelCard) -> None:
             raise InvalidRequest("metadata", "takes keys up to 64 and values up to 512 characters, without NUL")
     if len(request.metadata) > 16:
         raise InvalidRequest("metadata", f"has {len(request.metadata)} entries; up to 16 are kept")
+    if len(request.tenant) > MAX_TENANT or "\0" in request.tenant:
+        raise InvalidRequest("tenant", f"takes up to {MAX_TENANT} characters, without NUL")
 
 
 def _check_numbers(request: GenerationRequest) -> None:
@@ -155,6 +169,10 @@ def _check_numbers(request: GenerationRequest) -> None:
     least, most = PRIORITIES
     if not least <= request.priority <= most:
         raise InvalidRequest("priority", f"must be from {least} to {most}")
+    if request.deadline_s is not None and not 0 < request.deadline_s <= MAX_DEADLINE_S:  # never true of a NaN
+        raise InvalidRequest(
+            "deadline_s", f"must be more than 0 and up to {MAX_DEADLINE_S} seconds, from when it is submitted"
+        )
 
 
 def _check_interceptors(asked: dict[str, float], card: ModelCard) -> None:

@@ -4,6 +4,7 @@ A loop with a transformer is a denoiser's, another one with an encoder of words 
 that needs components a decoder's: VAEs, vocoders, upsamplers. A loop that needs none is anybody's.
 """
 
+from collections.abc import Collection
 from typing import Literal, TypeAlias, get_args
 
 from cards.card import ModelCard
@@ -26,3 +27,11 @@ def roles_of(card: ModelCard) -> tuple[Role, ...]:
     """Those that it takes to run the card's program."""
     found = {role_of(card, node.loop) for node in card.program.nodes}
     return tuple(role for role in ROLES if role in found)
+
+
+def components_of(card: ModelCard, serves: Collection[str]) -> frozenset[str]:
+    """What a worker with these roles loads; all there is if it has none."""
+    if not serves:
+        return frozenset(card.components)
+    loops = [spec for name, spec in card.loops.items() if role_of(card, name) in serves]
+    return frozenset(name for spec in loops for name in spec.components)

@@ -4,6 +4,8 @@ Rule 1: data only. Tensors appear as `TensorRef`, bytes travel beside a message 
 Rule 2: tags are spelled out; a new field has a default.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 import msgspec
@@ -52,6 +54,8 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
 
     `derives` names tensors that the step's fold makes (cards/folding.py), after its body has made the others. Their
     bytes are stored if it is a `snapshot`, which the engine says.
+
+    `together`: its forwards may be rows of one forward with those of other jobs' steps of its kind, to the same bits.
     """
 
     instance: str
@@ -65,6 +69,7 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     writes: tuple[str, ...] | None = None
     derives: tuple[str, ...] = ()
     snapshot: bool = True
+    together: bool = False
 
 
 class Refold(Struct, frozen=True):
@@ -131,6 +136,12 @@ class WorkUnit(Struct, frozen=True, tag="work_unit"):
     fetch: Fetch | None = None
 
 
+class Batch(Struct, frozen=True, tag="batch"):
+    """Run these together; each is answered by itself. The frames of the units follow in the order of these."""
+
+    units: tuple[WorkUnit, ...]
+
+
 class Release(Struct, frozen=True, tag="release"):
     """Forget a job up to this epoch: drop its queued units and its resident tensors, then answer `Released`."""
 
@@ -157,7 +168,7 @@ class Refuse(Struct, frozen=True, tag="refuse"):
     reason: str
 
 
-EngineMessage: TypeAlias = WorkUnit | Release | Introduce | Shutdown | Refuse
+EngineMessage: TypeAlias = WorkUnit | Batch | Release | Introduce | Shutdown | Refuse
 
 
 class ModelIdentity(Struct, frozen=True):
@@ -218,7 +229,10 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):
-    """What a step made. The bytes of the blobs named in `inline` follow as frames; larger ones are already stored."""
+    """What a step made. The bytes of the blobs named in `inline` follow as frames; larger ones are already stored.
+
+    `seconds` is its share of `batch_seconds`: as much as that of each of the `batch` units that were executed together.
+    """
 
     id: UnitId
     tensors: dict[str, TensorRef] = {}
@@ -229,6 +243,8 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     inline: tuple[str, ...] = ()
     observed: dict[str, float] = {}
     """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
+    batch: int = 1
+    batch_seconds: float = 0.0
 
 
 class Released(Struct, frozen=True, tag="released"):
@@ -247,6 +263,13 @@ class Goodbye(Struct, frozen=True, tag="goodbye"):
 
 
 WorkerMessage: TypeAlias = Hello | Heartbeat | StepResult | Released | Goodbye
+
+
+def members(batch: Batch, frames: Sequence[bytes]) -> list[tuple[WorkUnit, list[bytes]]]:
+    """Each unit of a batch with the frames that are its own."""
+    ends = accumulate(len(unit.inline) for unit in batch.units)
+    return [(unit, list(frames[end - len(unit.inline) : end])) for unit, end in zip(batch.units, ends, strict=True)]
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

@@ -19,6 +19,7 @@ from engine.errors import UnreadableBody
 from engine.events import JobEvent
 from engine.job import Job, State, fold
 from engine.needs import needs, useful
+from engine.scheduling.account import Account
 from engine.views import listed, row
 from store.journal import Append, Appended, Blob, IdempotencyKey, Journal, Loaded
 
@@ -100,6 +101,8 @@ class JobActor:
         """For the blob store, which refused the last step's bytes."""
         self.parting = False
         """About to leave this engine once nothing is out: no step is sent meanwhile."""
+        self.account: Account | None = None
+        """What it will take and has had; None until it is opened for a job that was claimed."""
 
     @property
     def at_rest(self) -> bool:

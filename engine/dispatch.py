@@ -1,60 +1,140 @@
-"""Who runs next and where: ready jobs in order of priority and age, each step to the worker that suits it best."""
+"""Who runs next and where, as the scheduler says: what it places is reserved, sent, and taken off when it is back."""
 
-import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from cards.folding import lacking
 from cards.registry import Registry
-from cards.roles import role_of
-from cards.wire import EngineMessage, Fetch, Hello, Release, UnitId, WorkPlan, WorkUnit, is_promised
+from cards.wire import (
+    Batch,
+    EngineMessage,
+    Fetch,
+    Hello,
+    Release,
+    StepResult,
+    UnitId,
+    WorkPlan,
+    WorkUnit,
+    is_promised,
+)
 from engine import driver
+from engine.accounts import Accounts
 from engine.actor import JobActor, Sent
+from engine.clock import Clock
 from engine.driver import Ahead
 from engine.events import NumericsChanged
-from engine.fleet import Fleet, Seat, choose
+from engine.fleet import AtHome, Fleet, Reserved, Seat
 from engine.job import State
 from engine.ledger import Ledger
 from engine.link import Link
 from engine.needs import tensors
+from engine.scheduling import admission
+from engine.scheduling.admission import Room
+from engine.scheduling.ready import Ready
+from engine.scheduling.scheduler import Placement, Scheduler
 
-Assignment = tuple[JobActor, Seat, WorkUnit]
+Member: TypeAlias = tuple[JobActor, WorkUnit]
 
 AHEAD = 2
 """Units of one job that may be with a worker at once: one runs, and the one that follows is there when it is done."""
 
 
+class Assignment(Struct, frozen=True):
+    """What a worker executes together."""
+
+    seat: Seat
+    members: list[Member]
+
+
 class Dispatcher:
-    def __init__(self, ledger: Ledger, fleet: Fleet, link: Link, registry: Registry) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        fleet: Fleet,
+        link: Link,
+        registry: Registry,
+        clock: Clock,
+        accounts: Accounts,
+        scheduler: Scheduler,
+    ) -> None:
+        self.scheduler = scheduler
+        self.unfit: dict[str, tuple[float, str]] = {}
+        """Jobs whose next step is too large for every worker that would run it: since when, and what is missing."""
+        self.accounts = accounts
         self._ledger = ledger
         self._fleet = fleet
         self._link = link
         self._registry = registry
-        self._order = itertools.count()
+        self._clock = clock
         self._serials = itertools.count(1)
-        self._ready: list[tuple[int, int, JobActor]] = []
+        self._batches = itertools.count(1)
+        self._homes: tuple[list[JobActor], list[str | None]] = ([], [])
+        self._at_home: dict[str, AtHome] = {}
+        """What the workers held when the actors and their homes were these: it is counted anew when they are others."""
 
     def line_up(self, actor: JobActor) -> None:
-        """The job's next step may run: it goes behind those of its priority that wait already."""
+        """The job's next step may run. One that is lined up already stays where it is, as it looks now."""
+        if actor.account is None:  # it is being claimed
+            return
+        now, account = self._clock.monotonic(), actor.account
+        held = (account.share, account.resident_bytes)
+        ready = self.accounts.ready(actor, account, now)
+        if held != (account.share, account.resident_bytes):
+            self._homes = ([], [])
+        if account.forecast.kinds and (lack := self._lack(ready)) is not None:  # else it is tried
+            self.unfit.setdefault(actor.job.id, (now, lack))
+            self._stand_down(actor)
+            return
+        self.unfit.pop(actor.job.id, None)
         actor.lined_up = True
-        if len(self._ready) > 2 * len(self._ledger.actors) + 64:  # most of them are of jobs that are gone
-            self._ready = [entry for entry in self._ready if self._current(entry[2])]
-            heapq.heapify(self._ready)
-        heapq.heappush(self._ready, (-actor.job.request.priority, next(self._order), actor))
+        self.scheduler.add(ready, now)
+        if len(self.scheduler.line) > 2 * len(self._ledger.actors) + 64:  # most of them are of jobs that are gone
+            for job in [one.job for one in self.scheduler.line if self._current(one.job) is None]:
+                self.scheduler.discard(job)
 
-    def waiting(self) -> int:
-        return sum(self._current(actor) for _, _, actor in self._ready)
+    def why(self, job: str) -> str | None:
+        """Why a job's step waits, if it is for want of memory."""
+        if job in self.unfit:
+            return self.unfit[job][1]
+        if self._current(job) is None:
+            return None
+        rooms = self.rooms()
+        return next((admission.why(ready, rooms) for ready in self.scheduler.line if ready.job == job), None)
+
+    def too_large(self, since: float) -> list[tuple[JobActor, str]]:
+        """Those that have found no worker large enough from then on, with what is missing."""
+        self.unfit = {job: lack for job, lack in self.unfit.items() if job in self._ledger.actors}
+        return [(self._ledger.actors[job], why) for job, (at, why) in self.unfit.items() if at < since]
+
+    def waiting(self) -> list[Ready]:
+        return [ready for ready in self.scheduler.line if self._current(ready.job) is not None]
 
     async def dispatch(self) -> list[Seat]:
         """Send every step that a worker takes. Returns the seats that turned out to be gone."""
         gone: list[Seat] = []
-        for actor, seat, unit in self._assign():
-            if not any(sent.id == unit.id for sent in actor.out) or actor.job.state is State.CANCELLING:
-                seat.outstanding.pop(unit.id, None)  # while others were sent it became pointless
-            elif not await self._send(actor, seat, unit) and self._fleet.leave(seat.worker):
+        for assignment in self._assign():
+            seat, members = assignment.seat, []
+            for actor, unit in assignment.members:
+                if any(sent.id == unit.id for sent in actor.out) and actor.job.state is not State.CANCELLING:
+                    members.append((actor, unit))
+                else:
+                    seat.outstanding.pop(unit.id, None)  # while others were sent it became pointless
+            if members and not await self._send(seat, members) and self._fleet.leave(seat.worker):
                 gone.append(seat)
         return gone
+
+    def answered(self, worker: str, result: StepResult) -> Reserved | None:
+        """A unit came back. None if it was not, or no longer, with this worker."""
+        reserved = self._fleet.answered(worker, result.id)
+        actor = self._ledger.actors.get(result.id.job)
+        if reserved is not None and actor is not None:
+            self.accounts.took(actor, reserved, result, worker)
+            self.scheduler.shares.add(reserved.share, result.seconds, self._clock.monotonic())
+        return reserved
 
     async def release(self, actor: JobActor) -> None:
         """Have the workers that hold something of the job forget it. Each answers `Released`."""
@@ -71,28 +151,64 @@ class Dispatcher:
         """Have a worker forget what it holds of a job that it has nothing to do with any more."""
         await self._tell(worker, Release(unit.job, unit.epoch))
 
-    def _assign(self) -> list[Assignment]:
+    def _assign(self) -> Iterable[Assignment]:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
-        assigned = []
-        later: list[tuple[int, int, JobActor]] = []
-        while self._ready and (not later or any(seat.has_room for seat in self._fleet.seats.values())):
-            entry = heapq.heappop(self._ready)
-            actor = entry[2]
-            if not self._current(actor):
+        assigned: list[Assignment] = []
+        while self.scheduler.line:
+            placements = self.scheduler.plan(self.rooms(), self._clock.monotonic())
+            made = [assignment for placement in placements for assignment in self._reserved(placement)]
+            assigned += made
+            if sum(len(one.members) for one in made) == sum(len(one.members) for one in placements):
+                break
+        return assigned  # else some were of jobs that are gone: the room that they took is free
+
+    def _lack(self, ready: Ready) -> str | None:
+        if ready.demand.nbytes <= self._fleet.least_bytes:
+            return None
+        return admission.lack(
+            ready.demand, [seat.hello for seat in self._fleet.serving(ready.model, ready.pool, ready.role)]
+        )
+
+    def _stand_down(self, actor: JobActor) -> None:
+        actor.lined_up = False
+        self.scheduler.discard(actor.job.id)
+
+    def rooms(self) -> list[Room]:
+        """What the workers have left, derived from the units that are with them and the jobs at home there."""
+        actors = list(self._ledger.actors.values())
+        homes = [actor.home for actor in actors]
+        if self._homes != (actors, homes):
+            self._homes, self._at_home = (actors, homes), {}
+            for actor in actors:
+                if actor.account is not None and actor.home is not None:
+                    there = self._at_home.setdefault(actor.home, AtHome())
+                    there.add(actor.account.share, actor.job.model.name, actor.account.resident_bytes)
+        weights, jumbo_s, nothing = self.accounts.weights_at, self.scheduler.limits.jumbo_s, AtHome()
+        return [
+            seat.room(self._at_home.get(worker, nothing), weights(seat.hello.serves), jumbo_s)
+            for worker, seat in self._fleet.seats.items()
+        ]
+
+    def _reserved(self, placement: Placement) -> list[Assignment]:
+        """The units of a placement; those that turn out not to go together are each by itself."""
+        seat = self._fleet.seats[placement.worker]
+        together, apart = Assignment(seat, []), []
+        batch, alone = next(self._batches), len(placement.members) == 1
+        for ready in placement.members:
+            actor = self._current(ready.job)
+            following = self._following(actor) if actor is not None else None
+            if actor is None:
                 continue
-            if actor.out and not self._home_has_room(actor):
-                later.append(entry)
-                continue
-            following = self._following(actor)
             if following is None:  # the unit that is out may end its loop: what follows is known when it is back
                 actor.lined_up = False
-            elif (seat := self._seat_for(actor, following.plan)) is None:
-                later.append(entry)  # this one does not fit now; it must not block one that does
+            elif ready.bound != bool(actor.out):
+                self.line_up(actor)
+            elif alone or _goes_along(following.plan, ready):
+                together.members.append((actor, self._reserve(actor, following, seat, ready, batch, alone=alone)))
             else:
-                assigned.append((actor, seat, self._reserve(actor, following, seat)))
-        for entry in later:
-            heapq.heappush(self._ready, entry)
-        return assigned
+                unit = self._reserve(actor, following, seat, ready, next(self._batches))
+                apart.append(Assignment(seat, [(actor, unit)]))
+        return [one for one in (together, *apart) if one.members]
 
     def _following(self, actor: JobActor) -> Ahead | None:
         """The step to send next: the one after the state, or the one that is sure to follow the unit that is out."""
@@ -103,22 +219,9 @@ class Dispatcher:
         sent = actor.out[0]
         return driver.ahead(self._registry[actor.job.model.name], actor.state, sent.id, sent.plan)
 
-    def _home_has_room(self, actor: JobActor) -> bool:
-        home = self._fleet.seats.get(actor.home or "")
-        return home is not None and home.has_room
-
-    def _seat_for(self, actor: JobActor, plan: WorkPlan) -> Seat | None:
-        role = role_of(self._registry[actor.job.model.name].card, plan.loop)
-        seats = self._fleet.serving(actor.job.model, actor.job.pool, role)
-        if actor.out:  # it reads what only that worker will have
-            seats = [seat for seat in seats if seat.worker == actor.home]
-        return choose(seats, plan, actor.home)
-
-    def _current(self, actor: JobActor) -> bool:
-        """Whether an entry still stands for something: its job may have been cancelled or dropped."""
-        return actor.lined_up and self._ledger.actors.get(actor.job.id) is actor
-
-    def _reserve(self, actor: JobActor, following: Ahead, seat: Seat) -> WorkUnit:
+    def _reserve(
+        self, actor: JobActor, following: Ahead, seat: Seat, ready: Ready, batch: int, *, alone: bool = True
+    ) -> WorkUnit:
         if actor.job.fingerprint != seat.hello.fingerprint:
             self._ledger.write(actor, [NumericsChanged(fingerprint=seat.hello.fingerprint)])
         actor.move_to(seat.worker)
@@ -140,9 +243,15 @@ class Dispatcher:
             fetch=fetch,
         )
         actor.out.append(Sent(unit.id, unit.plan))
-        seat.outstanding[unit.id] = unit.plan
-        if fetch is not None:
-            seat.fetching.add(unit.id)
+        seat.outstanding[unit.id] = Reserved(
+            batch=batch,
+            model=actor.job.model.name,
+            share=ready.share,
+            demand=ready.demand,
+            priced=self.accounts.priced(actor, unit.plan, seat),
+            alone=alone,
+            fetches=fetch is not None,
+        )
         return unit
 
     def _fetch(self, actor: JobActor, seat: Seat, lacks: AbstractSet[str]) -> Fetch | None:
@@ -153,11 +262,19 @@ class Dispatcher:
         there = sorted(actor.left.digests & lacks)
         return Fetch(holder.hello.transfers, holder.hello.host, tuple(there)) if there else None
 
-    async def _send(self, actor: JobActor, seat: Seat, unit: WorkUnit) -> bool:
+    def _current(self, job: str) -> JobActor | None:
+        """The actor of a job whose entry in the line still stands for something."""
+        actor = self._ledger.actors.get(job)
+        return actor if actor is not None and actor.lined_up else None
+
+    async def _send(self, seat: Seat, members: Sequence[Member]) -> bool:
         """Whether the worker could be reached."""
-        while actor.strays:
-            await self._tell(actor.strays.pop(), Release(actor.job.id, actor.epoch))
-        return await self._tell(seat.worker, unit, [actor.inline[digest] for digest in unit.inline])
+        for actor, _ in members:
+            while actor.strays:
+                await self._tell(actor.strays.pop(), Release(actor.job.id, actor.epoch))
+        units = tuple(unit for _, unit in members)
+        frames = [actor.inline[digest] for actor, unit in members for digest in unit.inline]
+        return await self._tell(seat.worker, units[0] if len(units) == 1 else Batch(units), frames)
 
     async def _tell(self, worker: str, message: EngineMessage, frames: Sequence[bytes] = ()) -> bool:
         """Whether the worker could be reached. What could not be sent counts as lost on the way."""
@@ -168,3 +285,8 @@ class Dispatcher:
 def _reaches(worker: Hello, holder: Hello) -> bool:
     """Whether a worker can be given what another one holds: what is not a network's address is for one host."""
     return bool(holder.transfers) and (worker.host == holder.host or holder.transfers.startswith("tcp:"))
+
+
+def _goes_along(plan: WorkPlan, ready: Ready) -> bool:
+    """Whether a step is what it was grouped as: of one that follows what is out, more was not known."""
+    return plan.together and ready.group is not None and (plan.loop, plan.kind) == (ready.group.loop, ready.group.kind)

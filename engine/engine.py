@@ -4,7 +4,6 @@ Four duties run for as long as it does: listen to workers, tell what has become 
 watch for workers that fell silent. Each is a public method; `run` only repeats them.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
@@ -17,19 +16,9 @@ from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
 from cards.roles import role_of, roles_of
-from cards.wire import (
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Introduce,
-    ModelIdentity,
-    Refuse,
-    Released,
-    Shutdown,
-    StepResult,
-    WorkPlan,
-)
+from cards.wire import Goodbye, Heartbeat, Hello, ModelIdentity, Released, Shutdown, StepResult, WorkPlan
 from engine import driver, share, verbs
+from engine.accounts import Accounts
 from engine.actor import JobActor
 from engine.cancel import Canceller
 from engine.clock import Clock
@@ -38,12 +27,16 @@ from engine.errors import LoopFailed, Overtaken
 from engine.events import JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
+from engine.intake import Aside, in_a_thread
 from engine.job import Job, State
+from engine.joining import Door
 from engine.lease import Lease
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
 from engine.needs import grown
 from engine.reconcile import Reconciler
+from engine.scheduling.policy import POLICIES
+from engine.scheduling.scheduler import Limits, Scheduler
 from store.journal import EngineRow, Journal, News
 
 log = logging.getLogger("keyframe.engine")
@@ -55,10 +48,6 @@ FREES = frozenset(
     }
 )  # fmt: skip
 """After these events a job is there for the taking."""
-
-WRONG_BLOBS = "this worker's blob folder is not the engine's: start it with the --data folder of the engine"
-
-ASK_THERE = "`engine models check NAME` says there which file of a registered checkpoint differs"
 
 LAST_WORDS_S = 0.05
 """What a process sent before it ended may still be on its way: its last result decides which step it died of."""
@@ -83,10 +72,14 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """Where the others, and people, reach this engine."""
     cancel_grace_s: float = 30.0
     """How long a running step may hold up a cancel before its worker is killed."""
+    policy: str = "round_robin"
+    limits: Limits = Limits()
+    patience_s: float = 30.0
+    """How long a job whose next step is too large for all workers waits for a larger one before it is failed."""
 
 
 class Engine:
-    """`kill` ends a worker's process if it is one of ours; others are only given up."""
+    """`kill` ends a worker's process if it is one of ours; others are only given up. Sizes are read `aside`."""
 
     def __init__(
         self,
@@ -97,6 +90,7 @@ class Engine:
         clock: Clock,
         settings: EngineSettings,
         kill: Callable[[Hello], None] = lambda worker: None,
+        aside: Aside = in_a_thread,
     ) -> None:
         self.registry = registry
         self.settings = settings
@@ -122,7 +116,16 @@ class Engine:
             on_told=self._on_told,
             on_dropped=self._on_dropped,
         )
-        self.dispatcher = Dispatcher(self.ledger, self.fleet, link, registry)
+        self.accounts = Accounts(registry, self.fleet, POLICIES[settings.policy], clock, aside)
+        self.dispatcher = Dispatcher(
+            self.ledger,
+            self.fleet,
+            link,
+            registry,
+            clock,
+            self.accounts,
+            Scheduler(POLICIES[settings.policy], settings.limits),
+        )
         self.canceller = Canceller(self.ledger, self.dispatcher, clock)
         self.identities = {name: identity(family) for name, family in registry.items()}
         """Each card and its weights, as they are here."""
@@ -150,11 +153,15 @@ class Engine:
         self._clock = clock
         self._kill = kill
         self._lapses: list[JobActor] = []
-        self._joined: set[tuple[str, int]] = set()
         self._reconciling = anyio.Lock()
-        self._introductions = itertools.count(int(clock.now() * 1000))  # another life of an engine has other numbers
-        self._introduced: dict[str, tuple[int, float]] = {}
-        """The last introduction that each stranger was asked for, and when."""
+        self._door = Door(
+            self.fleet,
+            link,
+            clock,
+            blobs=settings.blobs,
+            silent_s=settings.silent_s,
+            identities=self.identities,
+        )
         self._work = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -279,6 +286,7 @@ class Engine:
     async def _claimed(self, actor: JobActor) -> None:
         if len(self.ledger.actors) == 1:
             self.moved_at = self._clock.monotonic()  # there was nothing to do: it is not late
+        await self.accounts.open(actor)
         await self._go_on(actor)
 
     # -- workers ------------------------------------------------------------------------------------------------
@@ -291,7 +299,7 @@ class Engine:
             case Hello():
                 await self._join(message, now)
             case _ if not self.fleet.heard(worker, now, message if isinstance(message, Heartbeat) else None):
-                await self._introduce(worker, now)
+                await self._door.ask(worker, now)
             case StepResult():
                 await self._result(worker, message, arrived.frames)
             case Released():
@@ -327,9 +335,7 @@ class Engine:
         for seat in list(self.fleet.seats.values()):
             if (seat.hello.host, seat.hello.pid) == (host, pid):
                 await self.lose(seat.worker, reason)
-        joined = (host, pid) in self._joined
-        self._joined.discard((host, pid))
-        return joined
+        return self._door.ended(host, pid)
 
     async def watch(self) -> None:
         """Give up workers that have been silent too long, or that hold up a cancel beyond its grace."""
@@ -341,46 +347,25 @@ class Engine:
             await self.give_up(worker, f"a cancelled step ran on for {self.settings.cancel_grace_s:g} s")
 
     async def _join(self, hello: Hello, now: float) -> None:
-        if hello.blobs != self.settings.blobs:
-            log.warning("refused worker %s: it has another blob folder", hello.worker)
-            await self._link.send(hello.worker, Refuse(WRONG_BLOBS))
+        if await self._door.refuses(hello):
             return
-        if self._outdated(hello):
+        if self._door.is_outdated(hello):
             seat = self.fleet.seats.get(hello.worker)
             if seat is not None and seat.hello != hello:  # it obeyed an engine of before, and holds nothing any more
                 await self.lose(hello.worker, "it was asked to drop all that it held", blame=False)
-                await self._introduce(hello.worker, now)
+                await self._door.ask(hello.worker, now)
             return
         before = self.fleet.join(hello, now)
-        self._joined.add((hello.host, hello.pid))
-        self._introduced.pop(hello.worker, None)
-        strange = [model.name for model in hello.models if self.identities.get(model.name) != model]
-        if strange:
-            names = ", ".join(strange)
-            log.warning("worker %s has another card or other weights for: %s (%s)", hello.worker, names, ASK_THERE)
-        log.info("worker %s joined pool %s with %d ranks", hello.worker, hello.pool, hello.ranks)
+        self._door.has_let_in(hello)
         if before is not None:
             self._lost(before, "the worker started again", blame=False)
         await self._dispatch()
 
-    def _outdated(self, hello: Hello) -> bool:
-        """Whether a worker has said this before, or will say another hello: it drops all that it is sent until then."""
-        seat = self.fleet.seats.get(hello.worker)
-        number, _ = self._introduced.get(hello.worker, (None, 0.0))
-        return (seat is not None and seat.hello == hello) or hello.answers not in (0, number)
-
-    async def _introduce(self, worker: str, now: float) -> None:
-        number, at = self._introduced.get(worker, (0, -self.settings.silent_s))
-        if now - at >= self.settings.silent_s:
-            number = next(self._introductions)
-            self._introduced[worker] = (number, now)
-            await self._link.send(worker, Introduce(number))
-
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:
         self.moved_at = self._clock.monotonic()
         actor = self.ledger.actors.get(result.id.job)
-        answered = self.fleet.answered(worker, result.id, result.seconds)
-        if not answered or actor is None or not actor.out or actor.out[0].id != result.id:
+        reserved = self.dispatcher.answered(worker, result)
+        if reserved is None or actor is None or not actor.out or actor.out[0].id != result.id:
             if actor is None or actor.home != worker:  # what it made is of no use, and nobody else would tell it so
                 await self.dispatcher.forget(worker, result.id)
             await self._dispatch()  # it decides nothing, but the worker has room again
@@ -393,7 +378,7 @@ class Engine:
         await self.dispatcher.dismiss(actor)
         if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
             self._fold_in(actor, worker, sent.plan, result, arrived)
-        await self._go_on(actor)
+        await self._go_on(actor, waits=not reserved.alone and self.fleet.at_it(worker, reserved.batch))
 
     def _fold_in(
         self, actor: JobActor, worker: str, plan: WorkPlan, result: StepResult, arrived: dict[str, bytes]
@@ -434,30 +419,32 @@ class Engine:
 
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
-        running = seat.running if blame else None
+        running = frozenset(seat.running) if blame else frozenset()
         for actor in self._lent_by(seat):
             actor.left = None
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
             units = [sent.id for sent in actor.out]
             actor.leave()
             if actor.job.terminal or (not units and actor.job.state is not State.CANCELLING):
+                self._line_up(actor, again=True)
                 continue  # it has ended, or was between two steps: its next one goes elsewhere
-            blamed = running in units
+            blamed = not running.isdisjoint(units)
             limit = self.settings.max_deaths
             node = self._node(actor.job)
             events = verbs.lose_worker(actor.job, node, seat.worker, reason, blamed=blamed, max_deaths=limit)
             self.ledger.write(actor, events)
-            self._line_up(actor)
+            self._line_up(actor, again=True)
 
     # -- going on -----------------------------------------------------------------------------------------------
 
-    async def _go_on(self, actor: JobActor) -> None:
-        """The job's next step may run, or there is none."""
+    async def _go_on(self, actor: JobActor, *, waits: bool = False) -> None:
+        """The job's next step may run, or there is none. It `waits` for those that were executed with the last one."""
         if actor.at_rest:
             await self.dispatcher.release(actor)
             self.ledger.let_go(actor)
-        self._line_up(actor)
-        await self._dispatch()
+        self._line_up(actor, again=True)
+        if not waits:
+            await self._dispatch()
 
     async def _dispatch(self) -> None:
         if self.draining or not self.lease.check():
@@ -511,9 +498,16 @@ class Engine:
         """Whose the loop is that a job is in."""
         return None if job.terminal else role_of(self.registry[job.model.name].card, self._node(job).loop)
 
-    def _line_up(self, actor: JobActor) -> bool:
-        """Line the job's next step up, if none is lined up, and its units are not too far ahead of worker and disk."""
-        idle = actor.job.state is State.RUNNING and not (actor.lined_up or actor.waits or actor.parting)
+    def _line_up(self, actor: JobActor, *, again: bool = False) -> bool:
+        """Line the job's next step up, if its units are not too far ahead of worker and disk. Whether it is new there.
+
+        One that is lined up stays as it is, or with `again` is looked at once more.
+        """
+        idle = actor.job.state is State.RUNNING and not (actor.waits or actor.parting)
+        if actor.lined_up:
+            if again and idle:
+                self.dispatcher.line_up(actor)
+            return False
         may = idle and len(actor.out) < AHEAD and actor.undurable + len(actor.out) < self.settings.window
         if may:
             self.dispatcher.line_up(actor)

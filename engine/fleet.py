@@ -4,18 +4,44 @@ What a worker has reserved is derived from the units that are with it, so nothin
 whatever reason, has given everything back.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import inf
 
 from msgspec import Struct, field
 
-from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId, WorkPlan
+from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId
+from engine.scheduling.admission import Room
+from engine.scheduling.cost import Priced
+from engine.scheduling.ready import Demand
 
-AT_ONCE = 2
-"""Units that a worker holds in any case: one runs, and the next is there when it is done."""
 
-QUEUE_S = 0.02
-"""Seconds of work that a worker holds beyond that: what waits there cannot be overtaken by what is more urgent."""
+class Reserved(Struct, frozen=True, kw_only=True):
+    """What a unit that is with a worker takes of it. Units of one `batch` are executed together."""
+
+    batch: int
+    model: str
+    share: str = ""
+    demand: Demand = Demand()
+    priced: Priced | None = None
+    """What is known of its steps, where that is worth learning."""
+    alone: bool = True
+    """No other is executed with it."""
+    fetches: bool = False
+    """Its tensors come from another worker."""
+
+
+class AtHome(Struct):
+    """The jobs whose tensors a worker holds: how many there are of each share, their models, and their bytes."""
+
+    shares: Counter[str] = field(default_factory=Counter)
+    models: set[str] = field(default_factory=set)
+    nbytes: int = 0
+
+    def add(self, share: str, model: str, nbytes: int) -> None:
+        self.shares[share] += 1
+        self.models.add(model)
+        self.nbytes += nbytes
 
 
 class Seat(Struct, kw_only=True):
@@ -23,8 +49,6 @@ class Seat(Struct, kw_only=True):
 
     `sent` and `received` count the messages since it joined, other than heartbeats; `mark` is what `sent` was at some
     time and the worker has not yet said to have received.
-
-    `step_s` is how long its steps take, by instance and kind: a running mean of what it said of them.
     """
 
     hello: Hello
@@ -33,59 +57,74 @@ class Seat(Struct, kw_only=True):
     sent: int = 0
     received: int = 0
     mark: tuple[int, float] = (0, 0.0)
-    outstanding: dict[UnitId, WorkPlan] = field(default_factory=dict)
-    fetching: set[UnitId] = field(default_factory=set)
-    """Those whose tensors come from another worker: the units behind them need not wait."""
-    step_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    outstanding: dict[UnitId, Reserved] = field(default_factory=dict)
     draining: bool = False
     """It gets no more work, and is told to leave once it has none."""
     dismissed: bool = False
     """It has been told."""
+
+    device: str = ""
+    """What kind it is: steps take as long on another one of this kind."""
+
+    def __post_init__(self) -> None:
+        self.device = f"{self.hello.fingerprint} ranks={self.hello.ranks}"
 
     @property
     def worker(self) -> str:
         return self.hello.worker
 
     @property
+    def placements(self) -> int:
+        """What is with it, a batch counting as one."""
+        return len({reserved.batch for reserved in self.outstanding.values()})
+
+    @property
     def free_credits(self) -> int:
-        return self.hello.credits - len(self.outstanding)
+        return self.hello.credits - self.placements
 
     @property
     def reserved_bytes(self) -> int:
-        return sum(plan.resources.peak_bytes for plan in self.outstanding.values())
+        return sum(reserved.demand.peak_bytes for reserved in self.outstanding.values())
 
     @property
-    def running(self) -> UnitId | None:
-        """What it is at, as far as can be told."""
-        waiting = self.fetching if len(self.fetching) < len(self.outstanding) else ()
-        return next((unit for unit in self.outstanding if unit not in waiting), None)
+    def running(self) -> list[UnitId]:
+        """What it is at: the units that were sent first, all of which are executed together.
+
+        Those whose tensors come from another worker may still wait for them, and others overtake them.
+        """
+        first = min(self.outstanding.values(), key=lambda reserved: reserved.fetches, default=None)
+        return [unit for unit, reserved in self.outstanding.items() if first and reserved.batch == first.batch]
 
     def serves(self, model: ModelIdentity, role: str | None = None) -> bool:
         return model in self.hello.models and (role is None or not self.hello.serves or role in self.hello.serves)
 
-    def takes(self, plan: WorkPlan) -> bool:
-        """Whether this plan can be reserved now. An idle worker takes anything: waiting would not make it fit."""
-        if not self.outstanding:
-            return True
-        return self.has_room and self.reserved_bytes + plan.resources.peak_bytes <= self.hello.memory_bytes
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more unit would not wait here for longer than it should."""
-        return (
-            not self.draining and self.free_credits > 0 and (len(self.outstanding) < AT_ONCE or self.queued_s < QUEUE_S)
+    def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float) -> Room:
+        """What it has left to give. Weights are there for as long as a job or a unit of their model is."""
+        batches, models = set(), home.models.copy()
+        peaks, queued_s, jumbo = 0, 0.0, False
+        for reserved in self.outstanding.values():  # once for all: this is asked for at every step
+            demand = reserved.demand
+            batches.add(reserved.batch)
+            models.add(reserved.model)
+            peaks += demand.peak_bytes
+            queued_s += demand.seconds
+            jumbo = jumbo or demand.seconds > jumbo_s
+        taken = home.nbytes + peaks + sum([weights[model] for model in models])
+        return Room(
+            worker=self.worker,
+            pool=self.hello.pool,
+            models=self.hello.models,
+            roles=self.hello.serves,
+            draining=self.draining,
+            credits=self.hello.credits - len(batches),
+            outstanding=len(batches),
+            queued_s=queued_s,
+            free_bytes=self.hello.memory_bytes - taken,
+            peak_bytes=peaks,
+            jobs=home.shares.copy(),
+            in_use=models,
+            jumbo=jumbo,
         )
-
-    @property
-    def queued_s(self) -> float:
-        """Seconds of work that are here, as far as is known."""
-        known = self.step_s
-        return sum([known.get((plan.instance, plan.kind), math.inf) for plan in self.outstanding.values()])
-
-    def took(self, plan: WorkPlan, seconds: float) -> None:
-        """A step was timed."""
-        key = (plan.instance, plan.kind)
-        self.step_s[key] = 0.8 * self.step_s.get(key, seconds) + 0.2 * seconds
 
 
 class Fleet:
@@ -131,41 +170,37 @@ class Fleet:
     def silent(self, now: float) -> list[Seat]:
         return [seat for seat in self.seats.values() if now - seat.heard_at > self.silent_s]
 
-    def answered(self, worker: str, unit: UnitId, seconds: float) -> bool:
-        """Take a unit off a worker. False if it was not, or no longer, with it."""
+    def answered(self, worker: str, unit: UnitId) -> Reserved | None:
+        """Take a unit off a worker. None if it was not, or no longer, with it."""
         seat = self.seats.get(worker)
-        plan = seat.outstanding.pop(unit, None) if seat else None
-        if seat is None or plan is None:
-            return False
-        seat.fetching.discard(unit)
-        seat.took(plan, seconds)
-        return True
+        return seat.outstanding.pop(unit, None) if seat else None
+
+    def at_it(self, worker: str, batch: int) -> bool:
+        """Whether a worker still has units of this batch."""
+        seat = self.seats.get(worker)
+        return seat is not None and any(reserved.batch == batch for reserved in seat.outstanding.values())
 
     def dropped(self, worker: str, units: Iterable[UnitId]) -> None:
         """A worker did not run these and will not; one that it was running answers for itself."""
         if seat := self.seats.get(worker):
             for unit in units:
                 seat.outstanding.pop(unit, None)
-                seat.fetching.discard(unit)
 
     def serving(self, model: ModelIdentity, pool: str | None = None, role: str | None = None) -> list[Seat]:
         """The seats that take work for a model, in this pool and of loops of this role if they are named."""
         here = [seat for seat in self.seats.values() if pool in (None, seat.hello.pool)]
         return [seat for seat in here if seat.serves(model, role) and not seat.draining]
 
+    @property
+    def is_split(self) -> bool:
+        """Whether there are workers that do not serve everything."""
+        return any(seat.hello.serves for seat in self.seats.values())
+
+    @property
+    def least_bytes(self) -> float:
+        """What each worker has at least."""
+        return min((seat.hello.memory_bytes for seat in self.seats.values()), default=inf)
+
     def drained(self) -> list[Seat]:
         """Those that were to leave and have nothing left to do."""
         return [seat for seat in self.seats.values() if seat.draining and not (seat.outstanding or seat.dismissed)]
-
-
-def choose(seats: Sequence[Seat], plan: WorkPlan, home: str | None) -> Seat | None:
-    """Where a step should run: with the worker that holds its job's tensors.
-
-    If that one is full, only an idle worker is worth moving the tensors to; if it is gone, the emptiest is.
-    """
-    able = {seat.worker: seat for seat in seats if seat.takes(plan)}
-    if home in able:
-        return able[home]
-    alive = any(seat.worker == home for seat in seats)
-    options = [seat for seat in able.values() if not (alive and seat.outstanding)]
-    return min(options, key=lambda seat: (len(seat.outstanding), seat.worker), default=None)

@@ -102,7 +102,7 @@ def statistics(engine: Engine) -> EngineStatistics:
     return EngineStatistics(
         workers=len(seats),
         active_jobs=len(engine.ledger.actors),
-        ready_steps=engine.dispatcher.waiting(),
+        ready_steps=len(engine.dispatcher.waiting()),
         outstanding_units=sum(len(seat.outstanding) for seat in seats),
         queued_units=sum(beat.queued for beat in beats),
         free_credits=sum(seat.free_credits for seat in seats),

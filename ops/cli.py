@@ -90,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--model", default="shapes")
     asked.flags(generate)
     generate.add_argument("--preview-every", type=int, metavar="N", help="a still every N steps, beside the clip")
+    generate.add_argument("--tenant", metavar="NAME", help="on whose account it runs")
+    generate.add_argument("--deadline-s", type=float, metavar="S", help="seconds from now by which it is wanted")
     generate.add_argument(
         "--out", type=Path, metavar="FILE", help="what else is made goes beside it (default out/clip with its suffix)"
     )
@@ -122,7 +124,7 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     settings = replace(settings_from(arguments), port=0)  # whoever serves on a port of note is not in our way
     logging.getLogger().setLevel(logging.ERROR)  # the progress bar says what a person wants to know
-    request = asked.request(arguments, "model", "preview_every")
+    request = asked.request(arguments, "model", "preview_every", "tenant", "deadline_s")
     image = asked.image(arguments)
     make = functools.partial(generate, request, arguments.out, settings, arguments.server, image)
     try:

@@ -22,10 +22,10 @@ from cards.errors import BadCheckpoint
 from cards.family import Family
 from cards.model import Model
 from cards.request import GenerationRequest, resolve
+from engine.plan import TFLOPS, plan
 from ops import asked, checked, models, models_shown, parity, plan_shown
 from ops.cli import settings_flags, settings_from
 from ops.errors import BadSettings, OpsError
-from ops.plan import TFLOPS, plan
 from ops.settings import Settings
 from ops.tables import note, readable, show, show_json, show_one
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cards.request import ResolvedRequest
-from ops.plan import TFLOPS, JobPlan, KindPlan, TensorPlan
+from engine.plan import TFLOPS, JobPlan, KindPlan, TensorPlan
 
 
 def job(name: str, request: ResolvedRequest, plan: JobPlan, tflops: float | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from cards import registry
 from cards.family import Family
 from cards.request import GenerationRequest
 from cards.wire import (
+    Batch,
     EngineMessage,
     Goodbye,
     Heartbeat,
@@ -31,6 +32,7 @@ from cards.wire import (
     Shutdown,
     WorkerMessage,
     WorkUnit,
+    members,
 )
 from engine.client import Client, StepTensors
 from engine.clock import Clock, WallClock
@@ -221,6 +223,9 @@ class SimWorker:
                 self._inbox.release(message)
             case WorkUnit():
                 self._inbox.put(Command(message, tuple(frames)))
+            case Batch():
+                for unit, its in members(message, frames):
+                    self._inbox.put(Command(unit, tuple(its)))
             case _:
                 self._inbox.clear(Command(message))
         self._arrived.set()

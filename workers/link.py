@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from cards import wire
 from cards.wire import (
+    Batch,
     Fetched,
     Goodbye,
     Heartbeat,
@@ -147,6 +148,9 @@ class Link:
                 self._inbox.clear(Command(message))
             case WorkUnit():
                 self._put(message, blobs)
+            case Batch():
+                for unit, its in wire.members(message, blobs):
+                    self._put(unit, its)
             case Refuse(reason=reason):
                 self._refused = reason
 
@@ -199,7 +203,7 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return self._hello(number)
-            case Shutdown() | Refuse():
+            case Shutdown() | Refuse() | Batch():
                 return None
 
     def _hello(self, answers: int = 0) -> Hello:

@@ -1,10 +1,11 @@
 """What a worker has left to give, and whether a step may have it: all that it demands at once, or nothing."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
 
-from cards.wire import ModelIdentity
+from cards.wire import Hello, ModelIdentity
 from engine.scheduling.ready import Demand, Ready
 
 AT_ONCE = 2
@@ -39,6 +40,8 @@ class Room(Struct, kw_only=True, eq=False):
     """Of the steps that are with it."""
     jobs: Counter[str] = field(default_factory=Counter)
     """Those at home here, by the share that they take."""
+    in_use: set[str] = field(default_factory=set)
+    """The models whose weights are counted."""
     kept: bool = False
     """For a job that waits until there are the bytes for it: others do not come here."""
     jumbo: bool = False
@@ -51,7 +54,7 @@ class Room(Struct, kw_only=True, eq=False):
     @property
     def has_place(self) -> bool:
         """Whether one more placement would not wait here for longer than it should."""
-        return not self.draining and self.credits > 0 and (self.outstanding < AT_ONCE or self.queued_s < QUEUE_S)
+        return self.credits > 0 and (self.outstanding < AT_ONCE or self.queued_s < QUEUE_S) and not self.draining
 
     def takes(self, ready: Ready, at_once: int | None = None) -> bool:
         """Whether a step may be placed here now, where `at_once` jobs of a share are in progress at most."""
@@ -66,13 +69,20 @@ class Room(Struct, kw_only=True, eq=False):
         """Whether one more job of this share would be too many."""
         return at_once is not None and self.jobs[ready.share] >= at_once
 
+    def bytes_of(self, ready: Ready) -> int:
+        """What a step takes of the memory here, beside what is counted already."""
+        demand = ready.demand
+        resident = 0 if ready.home == self.worker else demand.resident_bytes
+        return demand.peak_bytes + resident + (0 if ready.model.name in self.in_use else demand.weights_bytes)
+
     def fits(self, ready: Ready) -> bool:
         """Whether there are the bytes for a step, beside all that is here."""
-        return bytes_here(ready, self.worker) <= self.free_bytes
+        return self.bytes_of(ready) <= self.free_bytes
 
     def add(self, ready: Ready) -> None:
         """A step goes to this worker, with the placement that was last made."""
-        self.free_bytes -= bytes_here(ready, self.worker)
+        self.free_bytes -= self.bytes_of(ready)
+        self.in_use.add(ready.model.name)
         self.peak_bytes += ready.demand.peak_bytes
         self.queued_s += ready.demand.seconds
         self.jobs[ready.share] += ready.home != self.worker
@@ -80,9 +90,7 @@ class Room(Struct, kw_only=True, eq=False):
     def keep_for(self, ready: Ready) -> None:
         """Nothing more comes here that would be in the way of a step which does not fit now."""
         self.kept = True
-        if self.credits and (
-            ready.home == self.worker or bytes_here(ready, self.worker) <= self.free_bytes + self.peak_bytes
-        ):
+        if self.credits and (ready.home == self.worker or self.bytes_of(ready) <= self.free_bytes + self.peak_bytes):
             self.credits = 0  # it will fit once the worker is idle; else jobs that are at home here must end first
 
     def place(self, *members: Ready) -> None:
@@ -93,7 +101,26 @@ class Room(Struct, kw_only=True, eq=False):
             self.add(ready)
 
 
-def bytes_here(ready: Ready, worker: str) -> int:
-    """What a step takes of a worker's memory: the tensors of a job that is at home there are counted already."""
-    demand: Demand = ready.demand
-    return demand.peak_bytes + (0 if ready.home == worker else demand.resident_bytes)
+def lack(demand: Demand, workers: Sequence[Hello]) -> str | None:
+    """What is missing for a step that none of these workers can ever run, and there are some."""
+    if not workers or any(demand.nbytes <= worker.memory_bytes for worker in workers):
+        return None
+    largest = max(worker.memory_bytes for worker in workers)
+    if demand.weights_bytes >= largest:
+        return f"its weights are {gib(demand.weights_bytes)}, the largest worker has {gib(largest)}"
+    needs, has = demand.nbytes - demand.weights_bytes, largest - demand.weights_bytes
+    return f"needs {gib(needs)} beside the weights, the largest worker has {gib(has)}"
+
+
+def why(ready: Ready, rooms: Iterable[Room]) -> str | None:
+    """What a step waits for that each worker which serves it lacks: bytes that others have now."""
+    serving = [room for room in rooms if room.serves(ready)]
+    if not serving or any(room.fits(ready) for room in serving):
+        return None
+    room = max(serving, key=lambda room: (room.free_bytes - room.bytes_of(ready), room.worker))
+    free = gib(max(0, room.free_bytes))
+    return f"waits for memory: needs {gib(room.bytes_of(ready))}, {room.worker} has {free} beside what is there"
+
+
+def gib(nbytes: float) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"

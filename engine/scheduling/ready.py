@@ -14,6 +14,13 @@ class Demand(Struct, frozen=True):
     """The job's tensors on the device, as long as it is at home there."""
     peak_bytes: int = 0
     """Beside them and the weights, while the step runs."""
+    weights_bytes: int = 0
+    """Of the model: once a worker, however many of its jobs are there."""
+
+    @property
+    def nbytes(self) -> int:
+        """What a worker must have that holds nothing yet."""
+        return self.resident_bytes + self.peak_bytes + self.weights_bytes
 
 
 class Group(Struct, frozen=True):

@@ -60,7 +60,8 @@ class Scheduler:
         """A job's step may run. It takes the place of one that the job had in the line."""
         if ready.left_s + ready.served_s <= self.limits.jumbo_s:
             self._latency_until = now + LATENCY_S
-        self.line.add(replace(ready, share=self.policy.share(ready)), now)
+        share = self.policy.share(ready)
+        self.line.add(ready if share == ready.share else replace(ready, share=share), now)
 
     def discard(self, job: str) -> None:
         self.line.discard(job)
@@ -90,31 +91,42 @@ class Scheduler:
 
     def _homes(self, rooms: Mapping[str, Room]) -> list[str | None]:
         """The workers whose jobs can go on: there, on an idle one, or wherever there is a place if theirs is gone."""
-        new = any(room.has_place for room in rooms.values())
-        idle = new and any(room.has_place and not room.outstanding for room in rooms.values())
-        return [home for home in self.line.homes() if _goes_on(rooms.get(home or ""), new=new, idle=idle)]
+        idle = None
+        homes = []
+        for home in self.line.homes():
+            room = None if home is None else rooms.get(home)
+            if room is not None and not (room.has_place or room.draining):
+                idle = any(one.has_place and not one.outstanding for one in rooms.values()) if idle is None else idle
+                if not idle:
+                    continue
+            homes.append(home)
+        return homes
 
     def _choose(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
         """Where a step should run now: with the worker that holds its job's tensors.
 
         If that one is full, only an idle worker is worth moving the tensors to; if it is gone, the emptiest is.
         """
-        home = rooms.get(ready.home or "")
-        if ready.bound:
-            return home if home is not None and home.serves(ready) and home.takes(ready) else None
-        serving = self._allowed(ready, [room for room in rooms.values() if room.serves(ready)], now)
-        able = [room for room in serving if room.takes(ready, self.policy.at_once)]
-        if home in able:
+        spared = self._spared(ready, rooms, now)
+        home = None if ready.home is None else rooms.get(ready.home)
+        if home is not None and (home is spared or not home.serves(ready)):
+            home = None
+        if home is not None and home.takes(ready):
             return home
-        options = [room for room in able if home not in serving or not room.outstanding]
+        if ready.bound:
+            return None
+        serving = [room for room in rooms.values() if room is not spared and room.serves(ready)]
+        able = [room for room in serving if room.takes(ready, self.policy.at_once)]
+        options = able if home is None else [room for room in able if not room.outstanding]
         return min(options, key=lambda room: (room.outstanding, room.worker), default=None)
 
-    def _allowed(self, ready: Ready, serving: list[Room], now: float) -> list[Room]:
-        """Without the last one that has no step which takes long, if this is one and shorter work may come."""
-        if ready.demand.seconds <= self.limits.jumbo_s or now >= self._latency_until or len(serving) < 2:
-            return serving
+    def _spared(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
+        """The last worker that has no step which takes long, if this is one and shorter work may come."""
+        if ready.demand.seconds <= self.limits.jumbo_s or now >= self._latency_until:
+            return None
+        serving = [room for room in rooms.values() if room.serves(ready)]
         clear = [room for room in serving if not room.jumbo]
-        return [room for room in serving if room not in clear] if len(clear) == 1 else serving
+        return clear[0] if len(clear) == 1 and len(serving) > 1 else None
 
     def _place(self, first: Ready, room: Room, taken: set[str]) -> Placement:
         room.place(first)
@@ -159,9 +171,3 @@ class Scheduler:
         most = self.policy.at_once
         serving = [room for room in rooms.values() if room.serves(ready) and not room.is_crowded(ready, most)]
         return min(serving, key=lambda room: (room.jobs.total(), room.worker), default=None)
-
-
-def _goes_on(room: Room | None, *, new: bool, idle: bool) -> bool:
-    if room is None or room.draining:
-        return new
-    return room.has_place or idle

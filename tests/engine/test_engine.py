@@ -128,7 +128,7 @@ async def test_the_step_that_is_sure_to_follow_is_there_when_one_is_done() -> No
         await running.until(lambda: any(unit.plan.loop == "count" for unit in worker.ran))
         worker.gate = anyio.Event()
         await running.until(lambda: running.client.statistics().outstanding_units == 2)
-        ahead = list(running.engine.fleet.seats[worker.name].outstanding.values())[1]
+        ahead = running.engine.ledger.actors[job.id].out[1].plan
         worker.gate.set()
 
         assert is_promised(ahead.reads["x"])

@@ -85,7 +85,9 @@ async def test_a_job_whose_claim_was_refused_is_claimed_again_while_its_worker_i
         running.add_worker(credits=16)
         worker = running.workers[0]
         await running.until(lambda: bool(running.engine.fleet.seats))
-        running.engine.fleet.seats[worker.name].step_s["toy", "prepare"] = 0.001  # so that more than two may wait there
+        for seed in range(20, 24):  # its steps are known to be short: more than two may wait there
+            await running.ended((await running.client.submit(request(seed=seed))).id)
+        worker.ran.clear()
         worker.gate = gate = anyio.Event()
         busy = await running.client.submit(request("a count adaptive=1", seed=1))
         await running.until(lambda: bool(worker.ran))

@@ -1,10 +1,13 @@
 """Where a step runs: laws that hold of every fleet, whatever has happened to it."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cards.wire import Heartbeat, Hello, ModelIdentity, Resources, UnitId, WorkPlan
-from engine.fleet import Fleet, Seat, choose
+from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId
+from engine.fleet import AtHome, Fleet, Reserved, Seat
+from engine.scheduling.ready import Demand
 
 MODEL = ModelIdentity("toy", "c", "w")
 NAMES = st.sampled_from("abcd")
@@ -24,105 +27,62 @@ def hello(worker: str, *, credits: int = 2, memory_bytes: int = 100, pid: int = 
     )
 
 
-def plan(peak_bytes: int = 10) -> WorkPlan:
-    return WorkPlan(instance="toy", loop="l", kind="k", step=0, resources=Resources(peak_bytes=peak_bytes))
+def reserved(batch: int, peak_bytes: int = 10, seconds: float = 0.1) -> Reserved:
+    return Reserved(batch=batch, model="toy", demand=Demand(seconds, 0, peak_bytes))
 
 
 def unit(number: int, job: str = "j") -> UnitId:
     return UnitId(job, 1, number, 1)
 
 
-def seat(worker: str, *peaks: int, credits: int = 2, memory_bytes: int = 100) -> Seat:
-    outstanding = {unit(n): plan(peak) for n, peak in enumerate(peaks)}
+def seat(worker: str, *units: Reserved, credits: int = 2, memory_bytes: int = 100) -> Seat:
+    outstanding = {unit(n): one for n, one in enumerate(units)}
     return Seat(hello=hello(worker, credits=credits, memory_bytes=memory_bytes), heard_at=0.0, outstanding=outstanding)
 
 
-@st.composite
-def seats(draw: st.DrawFn) -> list[Seat]:
-    """Fleets of any state that a worker can come to: an idle one may have taken more than fits."""
-    made = []
-    for name in draw(st.lists(NAMES, unique=True)):
-        credits, memory = draw(st.integers(1, 3)), draw(st.integers(0, 100))
-        one = seat(name, credits=credits, memory_bytes=memory)
-        for number, peak in enumerate(draw(st.lists(st.integers(0, 150), max_size=3))):
-            if one.takes(plan(peak)):
-                one.outstanding[unit(number)] = plan(peak)
-        made.append(one)
-    return made
+# -- what a worker has left -------------------------------------------------------------------------------------
 
 
-PLANS = st.integers(0, 150).map(plan)
-HOMES = st.none() | NAMES
+def test_units_of_a_batch_take_one_credit_and_all_of_their_bytes() -> None:
+    one = seat("a", reserved(1, 10), reserved(1, 20), reserved(2, 5), credits=4)
+
+    assert (one.placements, one.free_credits, one.reserved_bytes) == (2, 2, 35)
 
 
-@given(seats(), PLANS, HOMES)
-def test_no_worker_is_given_more_than_its_credits(fleet: list[Seat], step: WorkPlan, home: str | None) -> None:
-    chosen = choose(fleet, step, home)
+def test_what_runs_are_all_units_of_the_batch_that_was_sent_first() -> None:
+    one = seat("a", reserved(1), reserved(1), reserved(2))
 
-    assert chosen is None or len(chosen.outstanding) < chosen.hello.credits
-
-
-@given(seats(), PLANS, HOMES)
-def test_no_worker_is_given_more_than_fits_unless_it_is_idle(
-    fleet: list[Seat], step: WorkPlan, home: str | None
-) -> None:
-    chosen = choose(fleet, step, home)
-
-    if chosen is not None and chosen.outstanding:
-        assert chosen.reserved_bytes + step.resources.peak_bytes <= chosen.hello.memory_bytes
+    assert one.running == [unit(0), unit(1)]
+    del one.outstanding[unit(0)]
+    assert one.running == [unit(1)]
+    assert seat("b").running == []
 
 
-@given(seats(), PLANS, NAMES)
-def test_a_step_stays_where_its_tensors_are_if_there_is_room(fleet: list[Seat], step: WorkPlan, home: str) -> None:
-    chosen = choose(fleet, step, home)
+def test_short_steps_queue_at_a_worker_and_long_ones_do_not() -> None:
+    def has_place(*seconds: float, credits: int = 16) -> bool:
+        units = (reserved(batch, seconds=one) for batch, one in enumerate(seconds))
+        return seat("a", *units, credits=credits).room(AtHome(), {"toy": 0}, jumbo_s=5.0).has_place
 
-    there = next((one for one in fleet if one.worker == home), None)
-    if there is not None and there.takes(step):
-        assert chosen is there
-    elif there is not None and chosen is not None:
-        assert not chosen.outstanding, "only an idle worker is worth moving the tensors to"
-
-
-@given(seats(), PLANS, HOMES)
-def test_a_step_waits_only_if_it_must(fleet: list[Seat], step: WorkPlan, home: str | None) -> None:
-    chosen = choose(fleet, step, home)
-
-    if any(not one.outstanding for one in fleet):
-        assert chosen is not None
-    if home is None or all(one.worker != home for one in fleet):
-        assert (chosen is not None) == any(one.takes(step) for one in fleet)
+    assert has_place(9.0), "the next one is there when the first is done"
+    assert not has_place(0.1, 0.1)
+    assert has_place(0.001, 0.001)
+    assert not has_place(0.001, 0.001, credits=2)
 
 
-@given(seats(), PLANS, HOMES)
-def test_a_step_without_a_home_goes_to_the_emptiest(fleet: list[Seat], step: WorkPlan, home: str | None) -> None:
-    chosen = choose([one for one in fleet if one.worker != home], step, home)
+def test_a_worker_has_left_what_neither_jobs_nor_steps_nor_weights_take() -> None:
+    home = AtHome()
+    home.add("somebody", "toy", 20)
+    one = seat("a", reserved(1, 10), memory_bytes=100)
 
-    able = [len(one.outstanding) for one in fleet if one.worker != home and one.takes(step)]
-    assert chosen is None or len(chosen.outstanding) == min(able)
+    room = one.room(home, {"toy": 30, "other": 1000}, jumbo_s=5.0)
 
-
-@given(seats(), PLANS, HOMES, st.randoms(use_true_random=False))
-def test_the_choice_does_not_hang_on_the_order_of_seats(
-    fleet: list[Seat], step: WorkPlan, home: str | None, chance: object
-) -> None:
-    shuffled = list(fleet)
-    chance.shuffle(shuffled)  # type: ignore[attr-defined]
-
-    assert choose(shuffled, step, home) is choose(fleet, step, home)
+    assert (room.free_bytes, room.peak_bytes, room.jobs.total(), room.in_use) == (40, 10, 1, {"toy"})
+    assert seat("b", memory_bytes=100).room(AtHome(), {"toy": 30}, jumbo_s=5.0).free_bytes == 100
 
 
-def test_a_full_home_is_left_only_for_an_idle_worker() -> None:
-    home, busy, idle = seat("home", 1, 1), seat("busy", 1), seat("idle")
-
-    assert choose([home, busy], plan(), "home") is None
-    assert choose([home, busy, idle], plan(), "home") is idle
-    assert choose([busy, idle], plan(), "home") is idle
-    assert choose([busy], plan(), "home") is busy
-
-
-def test_a_step_that_fits_nowhere_runs_alone() -> None:
-    assert choose([seat("a")], plan(1000), None) is not None
-    assert choose([seat("a", 1)], plan(1000), None) is None
+def test_steps_that_take_long_are_seen() -> None:
+    assert seat("a", reserved(1, seconds=9.0)).room(AtHome(), {"toy": 0}, jumbo_s=5.0).jumbo
+    assert not seat("a", reserved(1, seconds=1.0)).room(AtHome(), {"toy": 0}, jumbo_s=5.0).jumbo
 
 
 # -- the fleet --------------------------------------------------------------------------------------------------
@@ -134,16 +94,17 @@ def test_what_is_reserved_is_given_back_whatever_happens(
     history: tuple[list[tuple[str, int, str, str]], list[str]],
 ) -> None:
     moves, jobs = history
+    batches = itertools.count()
     fleet = Fleet(silent_s=5.0)
     for name in "abcd":
         fleet.join(hello(name), now=0.0)
 
     for worker, number, job, move in moves:
         if move == "send":
-            fleet.seats[worker].outstanding[unit(number, job)] = plan()
+            fleet.seats[worker].outstanding[unit(number, job)] = reserved(next(batches))
         else:
             had = unit(number, job) in fleet.seats[worker].outstanding
-            assert fleet.answered(worker, unit(number, job), 0.5) == had
+            assert (fleet.answered(worker, unit(number, job)) is not None) == had
         assert fleet.seats[worker].reserved_bytes == 10 * len(fleet.seats[worker].outstanding)
     for job in jobs:
         for worker in "abcd":
@@ -156,9 +117,10 @@ def test_an_answer_counts_once_and_only_from_where_the_unit_is() -> None:
     fleet = Fleet(silent_s=5.0)
     for name in "ab":
         fleet.join(hello(name), now=0.0)
-    fleet.seats["a"].outstanding[unit(1)] = plan()
+    fleet.seats["a"].outstanding[unit(1)] = reserved(1)
 
-    assert [fleet.answered(worker, unit(1), 0.5) for worker in ("b", "nobody", "a", "a")] == [False, False, True, False]
+    answers = [fleet.answered(worker, unit(1)) for worker in ("b", "nobody", "a", "a")]
+    assert answers == [None, None, reserved(1), None]
 
 
 def test_a_worker_is_silent_once_its_time_has_run_out_and_not_before() -> None:
@@ -220,7 +182,7 @@ def test_a_worker_that_does_not_count_misses_nothing() -> None:
 def test_a_worker_that_joins_again_gives_up_the_seat_it_had() -> None:
     fleet = Fleet(silent_s=5.0)
     assert fleet.join(hello("a", pid=1), now=0.0) is None
-    fleet.seats["a"].outstanding[unit(1)] = plan()
+    fleet.seats["a"].outstanding[unit(1)] = reserved(1)
 
     before = fleet.join(hello("a", pid=2), now=1.0)
 
@@ -244,15 +206,3 @@ def test_only_a_worker_with_the_same_card_and_weights_serves_a_job() -> None:
     assert len(fleet.serving(MODEL)) == 1
     for other in (ModelIdentity("toy", "c", "other"), ModelIdentity("toy", "other", "w"), ModelIdentity("t", "c", "w")):
         assert fleet.serving(other) == []
-
-
-def test_short_steps_queue_at_a_worker_and_long_ones_do_not() -> None:
-    one = seat("a", 1, 1, credits=16)
-    assert not one.takes(plan(1)), "nothing is known of how long its steps take"
-
-    one.took(plan(), seconds=0.5)
-    assert not one.takes(plan(1))
-    for _ in range(100):
-        one.took(plan(), seconds=0.001)
-    assert one.takes(plan(1))
-    assert not seat("b", 1, 1, credits=2).takes(plan(1))

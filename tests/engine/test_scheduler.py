@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cards.wire import ModelIdentity
-from engine.scheduling.admission import Room, bytes_here
+from engine.scheduling.admission import Room
 from engine.scheduling.policy import BATCH_FIRST, ROUND_ROBIN, RUN_TO_COMPLETION, Key, Outlook, Ruled
 from engine.scheduling.ready import Demand, Group, Ready
 from engine.scheduling.scheduler import Limits, Placement, Scheduler
@@ -140,8 +140,8 @@ def test_no_worker_is_given_more_than_it_has_unless_it_is_idle(
         new = [member for member in members if member.home != before.worker]
         assert policy.at_once is None or not new or before.jobs.total() + len(new) <= policy.at_once
         if before.outstanding + len(members) > 1:
-            assert sum(bytes_here(member, before.worker) for member in members) <= max(
-                before.free_bytes, 0 if before.outstanding else bytes_here(members[0], before.worker)
+            assert sum(before.bytes_of(member) for member in members) <= max(
+                before.free_bytes, 0 if before.outstanding else before.bytes_of(members[0])
             )
 
 

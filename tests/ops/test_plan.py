@@ -10,8 +10,8 @@ import pytest
 from cards.errors import Unmeasured
 from cards.request import GenerationRequest, resolve
 from cards.shapes.family import FAMILY
+from engine.plan import plan
 from ops import cli, models
-from ops.plan import plan
 from ops.settings import Settings
 from tests import published
 from tests.holes import safetensors

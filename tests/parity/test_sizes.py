@@ -20,7 +20,7 @@ from cards.request import GenerationRequest, resolve
 from cards.sizes import LoopSizes, Measurable
 from engine.events import StepCompleted
 from engine.job import State
-from ops.plan import JobPlan, plan
+from engine.plan import JobPlan, plan
 from tests.parity import tiny, tiny_flux2, tiny_ltx2, tiny_wan
 from tests.parity.counting import CountedFamily, Flops
 from tests.sim import World

@@ -48,6 +48,10 @@ class KindPlan(Struct, frozen=True):
     stored_bytes: int
     held_bytes: int
     """What a step reads, makes and needs beside that, at most."""
+    tensor_bytes: int
+    """What it reads and makes, at most."""
+    activation_bytes: int
+    """What it needs beside that, at most."""
     step_flops: int
     """Of the largest."""
     flops: int
@@ -85,8 +89,12 @@ class _Step(Struct, frozen=True):
         return {name: ref for name, ref in self.made.items() if self.snapshot or name not in self.plan.derives}
 
     @property
+    def tensor_bytes(self) -> int:
+        return _nbytes(self.plan.reads) + _nbytes(self.made)
+
+    @property
     def held_bytes(self) -> int:
-        return _nbytes(self.plan.reads) + _nbytes(self.made) + self.work.activations
+        return self.tensor_bytes + self.work.activations
 
 
 def plan(family: Family, request: ResolvedRequest) -> JobPlan:
@@ -146,6 +154,8 @@ def _kind(node: str, kind: str, steps: list[_Step]) -> KindPlan:
         snapshot_bytes=max(map(_nbytes, derived)),
         stored_bytes=sum(_nbytes(step.stored) for step in steps),
         held_bytes=max(step.held_bytes for step in steps),
+        tensor_bytes=max(step.tensor_bytes for step in steps),
+        activation_bytes=max(step.work.activations for step in steps),
         step_flops=max(step.work.flops for step in steps),
         flops=sum(step.work.flops for step in steps),
     )

@@ -1,0 +1,175 @@
+"""What each job will take and has had, and with it how its next step looks to the scheduler.
+
+A job's account is opened when it is claimed. What its figures say is looked up when a step is lined up, so that it is
+as true as it can be; the figures themselves are found once for each kind of step and device.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from cards.card import ModelCard
+from cards.family import Family
+from cards.registry import Registry
+from cards.roles import components_of, role_of
+from cards.wire import StepResult, WorkPlan
+from engine.actor import JobActor
+from engine.clock import Clock
+from engine.fleet import Fleet, Reserved, Seat
+from engine.intake import Aside
+from engine.job import Job
+from engine.scheduling.account import Account
+from engine.scheduling.cost import CostModel, Priced, StepKind
+from engine.scheduling.forecast import Forecast, Forecasts, policy_of, precision_of, shape_of, weights_bytes
+from engine.scheduling.policy import Policy
+from engine.scheduling.ready import Demand, Group, Ready
+
+
+class Accounts:
+    def __init__(self, registry: Registry, fleet: Fleet, policy: Policy, clock: Clock, aside: Aside) -> None:
+        self.costs = CostModel()
+        self.forecasts = Forecasts()
+        self._weights: dict[tuple[str, ...], Mapping[str, int]] = {}
+        self._registry = registry
+        self._fleet = fleet
+        self._policy = policy
+        self._clock = clock
+        self._aside = aside
+        self._order = itertools.count()
+        self._last_batch = 0
+
+    def weights_at(self, serves: tuple[str, ...]) -> Mapping[str, int]:
+        """Bytes by model, on a worker that serves these roles."""
+        if serves not in self._weights:
+            self._weights[serves] = {
+                name: weights_bytes(family.card, components_of(family.card, serves))
+                for name, family in self._registry.items()
+            }
+        return self._weights[serves]
+
+    async def open(self, actor: JobActor) -> None:
+        """Before the first step of a job that was claimed is lined up."""
+        job = actor.job
+        forecast = await self.forecast(job, self._registry[job.model.name])
+        submitted_at = self._clock.monotonic() - (self._clock.now() - job.submitted_at)
+        within_s = job.request.deadline_s
+        deadline = None if within_s is None else submitted_at + within_s
+        actor.account = Account(submitted_at, deadline, forecast)
+
+    async def forecast(self, job: Job, family: Family) -> Forecast:
+        if (known := self.forecasts.known(job.request, family)) is not None:
+            return known
+        return await self._aside(lambda: self.forecasts.make(job.request, family))
+
+    def ready(self, actor: JobActor, account: Account, now: float) -> Ready:
+        """The step that comes after all that are out."""
+        job, state = actor.job, actor.state
+        plan = actor.out[-1].plan if actor.out else actor.plan
+        assert state is not None
+        assert plan is not None
+        role = role_of(self._registry[job.model.name].card, plan.loop)
+        priced = self.priced(actor, plan, self._fleet.seats.get(actor.home or "") or self._somewhere(job, role))
+        figure, forecast = priced.figure, account.forecast
+        left = max(1, state.steps - state.step - len(actor.out))
+        resident = forecast.resident_bytes or sum([ref.nbytes for ref in state.tensors.values()])
+        account.resident_bytes = resident
+        if not actor.lined_up:
+            account.since, account.order = now, next(self._order)
+        ready = Ready(
+            job=job.id,
+            order=account.order,
+            tenant=job.request.tenant,
+            priority=job.request.priority,
+            submitted_at=account.submitted_at,
+            since=account.since,
+            deadline=account.deadline,
+            demand=Demand(
+                figure.careful_s,
+                resident,
+                max(priced.peak_bytes, plan.resources.peak_bytes),
+                self.weights_at((role,) if role is not None and self._fleet.is_split else ())[job.model.name],
+            ),
+            left_s=left * figure.expected_s + self._later_s(actor, account, priced.kind),
+            served_s=account.served_s,
+            group=priced.group if plan.together and not job.deaths else None,
+            model=job.model,
+            pool=job.pool,
+            role=role,
+            home=actor.home,
+            bound=bool(actor.out),
+            share=account.share,
+        )
+        share = self._policy.share(ready)
+        if share == account.share:
+            return ready
+        account.share = share
+        return replace(ready, share=share)
+
+    def took(self, actor: JobActor, reserved: Reserved, result: StepResult, worker: str) -> None:
+        """A step of a job came back."""
+        if actor.account is not None:
+            actor.account.served_s += result.seconds
+        if result.error is not None or (priced := reserved.priced) is None:
+            return
+        if result.batch == 1:
+            priced.figure.took(result.seconds, worker)
+        elif reserved.batch != self._last_batch:  # its members come back one after the other
+            self._last_batch = reserved.batch
+            kind = replace(priced.kind, batch=result.batch)
+            self.costs.figure(kind, result.batch * priced.figure.flops).took(result.batch_seconds, worker)
+
+    def priced(self, actor: JobActor, plan: WorkPlan, seat: Seat | None) -> Priced:
+        """What is known of such steps there, or anywhere if there is no such worker."""
+        assert actor.account is not None, "its steps are not lined up before"
+        pool, device = (seat.hello.pool, seat.device) if seat is not None else ("", "")
+        key = (plan.loop, plan.kind, pool, device)
+        priced = actor.account.priced
+        if (there := priced.get(key)) is None:
+            there = priced[key] = self._price(actor.job, actor.account.forecast, plan, pool, device)
+        return there
+
+    def _price(self, job: Job, forecast: Forecast, plan: WorkPlan, pool: str, device: str) -> Priced:
+        card = self._registry[job.model.name].card
+        node = card.program.nodes[job.place.index].name
+        foreseen = forecast.of(node, plan.kind)
+        kind = _kind_of(job, card, plan.loop, plan.kind, pool, device)
+        adapters = tuple((lora.digest, lora.strength) for lora in job.request.loras)
+        return Priced(
+            kind,
+            self.costs.figure(kind, foreseen.step_flops if foreseen else 0),
+            foreseen.activation_bytes if foreseen else 0,
+            Group(job.model, plan.loop, plan.kind, kind.shape, adapters),
+        )
+
+    def _later_s(self, actor: JobActor, account: Account, here: StepKind) -> float:
+        """What the nodes after this one are expected to take, as it was when this one began."""
+        job, device = actor.job, here.device
+        if not account.forecast.kinds:
+            return 0.0
+        if account.later[:2] != (job.place.index, device):
+            card = self._registry[job.model.name].card
+            loops = {node.name: node.loop for node in card.program.nodes[job.place.index + 1 :]}
+            later_s = 0.0
+            for each in account.forecast.kinds:
+                if each.node in loops:
+                    kind = _kind_of(job, card, loops[each.node], each.kind, here.pool, device)
+                    later_s += each.steps * self.costs.figure(kind, each.step_flops).expected_s
+            account.later = (job.place.index, device, later_s)
+        return account.later[2]
+
+    def _somewhere(self, job: Job, role: str | None) -> Seat | None:
+        return next(iter(self._fleet.serving(job.model, job.pool, role)), None)
+
+
+def _kind_of(job: Job, card: ModelCard, loop: str, kind: str, pool: str, device: str) -> StepKind:
+    return StepKind(
+        pool=pool,
+        device=device,
+        model=job.model,
+        loop=loop,
+        kind=kind,
+        shape=shape_of(job.request),
+        precision=precision_of(card, loop),
+        policy=policy_of(job.request),
+    )

@@ -1,0 +1,24 @@
+"""What one job will take, as far as is known, and what it has had."""
+
+from msgspec import Struct, field
+
+from engine.scheduling.cost import Priced
+from engine.scheduling.forecast import Forecast
+
+
+class Account(Struct):
+    """Times are on the monotonic clock."""
+
+    submitted_at: float
+    deadline: float | None
+    forecast: Forecast
+    served_s: float = 0.0
+    """Device time that the job has had from this engine."""
+    order: int = 0
+    since: float = 0.0
+    """When the step that is lined up was."""
+    share: str = ""
+    resident_bytes: int = 0
+    priced: dict[tuple[str, str, str, str], Priced] = field(default_factory=dict)
+    later: tuple[int, str, float] = (-1, "", 0.0)
+    """The node that the job was in, the device, and what the nodes after it would take there."""

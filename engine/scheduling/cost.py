@@ -1,0 +1,151 @@
+"""What steps take of a device, in seconds: predicted from how much work they are, and learnt from what they took.
+
+Nothing is admitted on an optimistic figure: `careful_s` is above what most steps of a kind take, and well above what is
+only predicted.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct, field
+
+from cards.wire import ModelIdentity
+from engine.scheduling.ready import Group
+
+CPU_FLOPS = 0.08e12
+"""A second, as a prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AVX-512), measured."""
+
+GPU_FLOPS = 100e12
+"""A second, as a prior: what models make of a GPU's bfloat16."""
+
+UNKNOWN_S = 1.0
+"""A step of which nothing is known."""
+
+MARGIN = 2.0
+"""So many times what is predicted is careful, and no less than `LEAST_S`."""
+
+LEAST_S = 0.02
+
+DEVIATIONS = 2.0
+"""So many mean deviations above the mean: with times that scatter evenly, one step in twenty takes longer."""
+
+WEIGHT = 0.1
+"""Of the newest sample, once there are as many others as that makes."""
+
+MOST = 2000
+"""Kinds that are remembered."""
+
+
+class StepKind(Struct, frozen=True):
+    """Steps that take as long as each other. `device` says on what kind of device, of which pool."""
+
+    pool: str
+    device: str
+    model: ModelIdentity
+    loop: str
+    kind: str
+    shape: str = ""
+    """Size and frames."""
+    precision: str = ""
+    policy: str = ""
+    """Of guidance, and what else is done to a step."""
+    batch: int = 1
+    """Steps that are executed together."""
+
+
+class Rate(Struct):
+    """What a kind of device does in a second, in operations."""
+
+    flops: float
+    samples: int = 0
+
+    def took(self, flops: int, seconds: float) -> None:
+        self.samples += 1
+        self.flops += max(WEIGHT, 1 / self.samples) * (flops / seconds - self.flops)
+
+
+class Figure(Struct):
+    """What the steps of a kind take: a running mean, and how far from it they are on average."""
+
+    rate: Rate
+    flops: int = 0
+    """Of a step; 0 where that is not known."""
+    mean_s: float = 0.0
+    deviation_s: float = 0.0
+    samples: int = 0
+    cold_s: float = 0.0
+    """The mean of the first one on each worker, which are no samples: a worker makes things ready with it."""
+    cold: int = 0
+    warm: set[str] = field(default_factory=set)
+    """The workers that have had their first."""
+
+    @property
+    def expected_s(self) -> float:
+        if self.samples:
+            return self.mean_s
+        return self.flops / self.rate.flops if self.flops else UNKNOWN_S
+
+    @property
+    def careful_s(self) -> float:
+        if self.samples:
+            return self.mean_s + DEVIATIONS * self.deviation_s
+        return max(LEAST_S, MARGIN * self.expected_s)
+
+    def took(self, seconds: float, worker: str) -> None:
+        """A step was timed."""
+        if worker not in self.warm:
+            self.warm.add(worker)
+            self.cold += 1
+            self.cold_s += (seconds - self.cold_s) / self.cold
+            return
+        self.samples += 1
+        weight = max(WEIGHT, 1 / self.samples)
+        off = seconds - self.mean_s
+        self.mean_s += weight * off
+        self.deviation_s += weight * ((abs(off) if self.samples > 1 else seconds / 2) - self.deviation_s)
+        if self.flops and seconds > 0:
+            self.rate.took(self.flops, seconds)
+
+
+class Priced(Struct, frozen=True):
+    """The steps of one kind of a job on one kind of device."""
+
+    kind: StepKind
+    figure: Figure
+    peak_bytes: int
+    group: Group
+
+
+class CostModel:
+    """Figures are handed out once and stay as true as they can be: what is learnt changes them where they are.
+
+    `rates` are what devices do in a second, where somebody has said so.
+    """
+
+    def __init__(self, rates: Mapping[str, float] | None = None) -> None:
+        self._given = dict(rates or {})
+        self._rates: dict[str, Rate] = {}
+        self._figures: dict[StepKind, Figure] = {}
+
+    def figure(self, kind: StepKind, flops: int = 0) -> Figure:
+        """That of a kind, whose steps are so much work as far as is known."""
+        if (there := self._figures.get(kind)) is not None:
+            there.flops = there.flops or flops
+            return there
+        if len(self._figures) >= MOST:
+            del self._figures[next(iter(self._figures))]
+        made = self._figures[kind] = Figure(self.rate(kind.device), flops)
+        return made
+
+    def rate(self, device: str) -> Rate:
+        if device not in self._rates:
+            prior = CPU_FLOPS if device.startswith("device=cpu") else GPU_FLOPS
+            self._rates[device] = Rate(self._given.get(device, prior))
+        return self._rates[device]
+
+    def left(self, worker: str) -> None:
+        """One that comes back under this name is cold."""
+        for figure in self._figures.values():
+            figure.warm.discard(worker)
+
+    def measured(self) -> Iterator[tuple[StepKind, Figure]]:
+        return ((kind, figure) for kind, figure in self._figures.items() if figure.samples or figure.cold)
