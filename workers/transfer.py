@@ -133,12 +133,14 @@ class Lender:
         place: str = "",
         *,
         most: int = OUT_FLIGHT_BYTES,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.outbox: deque[tuple[bytes, HolderMessage, Sequence[memoryview]]] = deque()
         self._find = find
         self._share = share
         self._place = place
         self._most = most
+        self._patience_s = patience_s
         self._lent: dict[tuple[bytes, int], Lent] = {}
 
     @property
@@ -169,7 +171,7 @@ class Lender:
         self._send()
 
     def expire(self, now: float) -> None:
-        for key in [key for key, lent in self._lent.items() if now - lent.heard_at > PATIENCE_S]:
+        for key in [key for key, lent in self._lent.items() if now - lent.heard_at > self._patience_s]:
             self._end(key)
         self._send()
 

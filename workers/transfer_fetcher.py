@@ -69,7 +69,12 @@ class Fetcher:
     """
 
     def __init__(
-        self, read: Callable[[Shared], bytes] | None = None, place: str = "", *, most: int = IN_FLIGHT_BYTES
+        self,
+        read: Callable[[Shared], bytes] | None = None,
+        place: str = "",
+        *,
+        most: int = IN_FLIGHT_BYTES,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.outbox: deque[tuple[str, AskerMessage]] = deque()
         self.brought: deque[Brought] = deque()
@@ -77,6 +82,7 @@ class Fetcher:
         self._read = read
         self._place = place if read is not None else ""
         self._most = most
+        self._patience_s = patience_s
         self._numbers = itertools.count(1)
         self._asked: dict[int, Asked] = {}
 
@@ -115,8 +121,8 @@ class Fetcher:
 
     def expire(self, now: float) -> None:
         """Give up what has been silent for too long."""
-        late = [n for n, one in self._asked.items() if one.heard_at is not None and now - one.heard_at > PATIENCE_S]
-        for number in late:
+        since = now - self._patience_s
+        for number in [n for n, one in self._asked.items() if one.heard_at is not None and one.heard_at < since]:
             self._end(number, None, now)
         self._ask(now)
 
@@ -159,17 +165,14 @@ class Fetcher:
     def _ask(self, now: float) -> None:
         """Let holders send as much as may come, in the order in which it is wanted."""
         for number, asked in self._asked.items():
-            if asked.place and asked.heard_at is None:
+            more = self._more(asked)
+            asked.until += more
+            if asked.heard_at is None and asked.until:
                 asked.heard_at = now
-                self.outbox.append((asked.address, self._word(number, asked)))
-            elif not asked.place and (more := self._more(asked)):
-                asked.until += more
-                first, asked.heard_at = asked.heard_at is None, asked.heard_at or now
-                word = self._word(number, asked) if first else Further(number, asked.taken, asked.until)
-                self.outbox.append((asked.address, word))
-
-    def _word(self, number: int, asked: Asked) -> Ask:
-        return Ask(number, asked.coming.unit.job, asked.digest, asked.until, asked.place)
+                ask = Ask(number, asked.coming.unit.job, asked.digest, asked.until, asked.place)
+                self.outbox.append((asked.address, ask))
+            elif more:
+                self.outbox.append((asked.address, Further(number, asked.taken, asked.until)))
 
     def _more(self, asked: Asked) -> int:
         """How much further the holder of a tensor may send: whole parts, or nothing."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from socket import socketpair
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,22 +44,23 @@ class Wanted(Struct, frozen=True):
 class Transfers:
     """`address` is where others ask. `fetch`, `fetched` and `close` are for other threads."""
 
-    def __init__(self, find: Find, address: str, place: str) -> None:
+    def __init__(self, find: Find, address: str, place: str, patience_s: float = transfer.PATIENCE_S) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._askers = self._context.socket(zmq.ROUTER)
         self._askers.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._askers.setsockopt(zmq.LINGER, 0)
         self._askers.bind(address)
         self.address = self._askers.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._lender = Lender(lambda job, digest: _parts(find(job, digest)), _sharing(), place)
-        self._fetcher = Fetcher(read if _sharing() else None, place)
+        self._lender = Lender(lambda job, digest: _parts(find(job, digest)), _sharing(), place, patience_s=patience_s)
+        self._fetcher = Fetcher(read if _sharing() else None, place, patience_s=patience_s)
+        self._patience_s = patience_s
         self._holders: dict[str, tuple[zmq.Socket[bytes], float]] = {}
         """And when something was last sent there."""
         self._wanted: SimpleQueue[Wanted | None] = SimpleQueue()
         self._arrived: dict[UnitId, Callable[[Brought], None]] = {}
         self._ended = False
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
+        self._woken, self._wake = socketpair()
+        self._woken.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
 
     @property
@@ -77,12 +79,13 @@ class Transfers:
     def close(self) -> None:
         self._tell(None)
         self._thread.join()
-        os.close(self._wake)
-        os.close(self._woken)
+        self._wake.close()
+        self._woken.close()
 
     def _tell(self, wanted: Wanted | None) -> None:
         self._wanted.put(wanted)
-        os.write(self._wake, b"!")
+        with suppress(OSError):  # it has ended
+            self._wake.send(b"!")
 
     def _run(self) -> None:
         try:
@@ -128,7 +131,7 @@ class Transfers:
 
     def _take_wanted(self) -> bool:
         with suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+            self._woken.recv(4096)
         with suppress(Empty):
             while (wanted := self._wanted.get_nowait()) is not None:
                 assert wanted.unit.fetch is not None
@@ -181,7 +184,7 @@ class Transfers:
 
     def _part_with_holders(self, now: float) -> None:
         for address, (socket, last) in list(self._holders.items()):
-            if now - last > transfer.PATIENCE_S and not self._fetcher.asks(address):
+            if now - last > self._patience_s and not self._fetcher.asks(address):
                 socket.close()
                 del self._holders[address]
 
@@ -194,14 +197,16 @@ class Transfers:
 
 
 @contextmanager
-def transferring(find: Find, address: str = "", *, place: str | None = None) -> Iterator[Transfers]:
+def transferring(
+    find: Find, address: str = "", *, place: str | None = None, patience_s: float = transfer.PATIENCE_S
+) -> Iterator[Transfers]:
     """A thread of transfers, for as long as this is entered. Without an address only workers on this machine reach it.
 
     Raises zmq.ZMQError for an address that cannot be taken.
     """
     with tempfile.TemporaryDirectory(prefix="transfers-") as folder:
         address = address or f"ipc://{Path(folder) / 'askers'}"
-        transfers = Transfers(find, address, this_place() if place is None else place)
+        transfers = Transfers(find, address, this_place() if place is None else place, patience_s)
         transfers.start()
         try:
             yield transfers
