@@ -8,7 +8,7 @@ REST := $(if $(filter check,$(MAKECMDGOALS)),-m slow)
 FIRST ?= 0
 ENGINES ?= 1
 
-.PHONY: demo test crash simulate chaos check fix bench bench-loop bench-store bench-quality clean
+.PHONY: demo test crash simulate chaos check fix bench bench-loop bench-batch bench-store bench-quality clean
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
@@ -35,6 +35,9 @@ bench: .venv/installed  ## overhead, durable steps, recovery, responsiveness, bl
 
 bench-loop: .venv/installed  ## a durable job beside the call of diffusers' pipeline, at steps of 5, 50 and 500 ms
 	$(BIN)/python -m ops.bench loop
+
+bench-batch: .venv/installed  ## steps of 1, 2, 4 and 8 jobs in one forward, beside what the module itself gains, at three sizes
+	$(BIN)/python -m ops.bench batch
 
 bench-store: .venv/installed .venv-peers/installed  ## the store and the engine beside DBOS and eventsourcing, and which goals are met
 	$(BIN)/python -m ops.bench.store

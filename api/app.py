@@ -11,6 +11,7 @@ from starlette.responses import Response
 from api import errors, schema
 from api.answers import Json
 from api.artifacts import Artifacts
+from api.capacity import Capacity, CapacityStatus
 from api.events import LAST_EVENT_ID, Events
 from api.ids import RequestIds
 from api.jobs import IDEMPOTENCY_KEY, Jobs
@@ -47,7 +48,7 @@ def build_app(
         *_outputs(Events(client, heartbeat_s=heartbeat_s), Artifacts(client)),
         *_upkeep(Upkeep(client, body_limit=body_limit)),
         *_workers(Workers(client, body_limit=body_limit)),
-        *_engine(EngineStatus(client), metrics),
+        *_engine(EngineStatus(client), CapacityStatus(client), metrics),
     ]
     operations.append(_get("/openapi.json", _describe(operations, version), {200: Answer(dict)}))  # tells of itself too
     app = Starlette(
@@ -148,9 +149,10 @@ def _outputs(events: Events, artifacts: Artifacts) -> list[Operation]:
     ]
 
 
-def _engine(status: EngineStatus, metrics: Metrics) -> list[Operation]:
+def _engine(status: EngineStatus, capacity: CapacityStatus, metrics: Metrics) -> list[Operation]:
     return [
         _get("/v1/models", status.models, {200: Answer(schema.ModelList)}),
+        _get("/v1/capacity", capacity.show, {200: Answer(Capacity)}),
         _get("/livez", status.live, {200: Answer(schema.Live)}),
         _get("/readyz", status.ready, {200: Answer(schema.Ready), 503: Answer(schema.Ready)}),
         _get("/metrics", metrics.show, {200: Answer(media=("text/plain",))}),

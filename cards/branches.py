@@ -1,4 +1,4 @@
-"""Who evaluates the branches of a step: the process that runs it, in their order, unless its pool's ranks share them.
+"""Who evaluates the forwards that a step asks for: the process that runs it, in their order, or the ranks of its pool.
 
 That is placement and no semantics: a branch is the same forward wherever it runs. A body asks for all of its branches
 at once and knows of no ranks.
@@ -6,25 +6,20 @@ at once and knows of no ranks.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from cards.errors import NothingToShare
-from cards.family import Components, Family
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from cards.family import Asking, Components, Family, Made
+from cards.forward import Forward, Outputs
 
 log = logging.getLogger("keyframe.cards")
 
 COMPONENT = "branches"
 """Under this name a worker whose ranks share branches has its `Branches` beside the modules."""
 
-Outputs: TypeAlias = "dict[str, Tensor]"
-"""What one branch makes, by name."""
-
 
 class Branches(Protocol):
-    def __call__(self, forwards: "Mapping[str, Callable[[], Outputs]]", /) -> dict[str, Outputs]:
+    def __call__(self, forwards: Mapping[str, Callable[[], Outputs]], /) -> dict[str, Outputs]:
         """The outputs of all branches, in their order. Each is evaluated once, somewhere."""
         ...
 
@@ -38,19 +33,36 @@ class Branching(Protocol):
         ...
 
 
-def in_order(forwards: "Mapping[str, Callable[[], Outputs]]") -> dict[str, Outputs]:
+def in_order(forwards: Mapping[str, Callable[[], Outputs]]) -> dict[str, Outputs]:
     return {branch: forward() for branch, forward in forwards.items()}
 
 
-def evaluate(components: Components, forwards: "Mapping[str, Callable[[], Outputs]]") -> dict[str, Outputs]:
+def evaluate(components: Components, forwards: Mapping[str, Callable[[], Outputs]]) -> dict[str, Outputs]:
     branches: Branches = components.get(COMPONENT, in_order)
     return branches(forwards)
 
 
-def evaluate_one(components: Components, forwards: "Mapping[str, Callable[[], Tensor]]") -> "dict[str, Tensor]":
-    """The same, where each branch makes one tensor."""
-    made = evaluate(components, {branch: _named(forward) for branch, forward in forwards.items()})
-    return {branch: outputs["output"] for branch, outputs in made.items()}
+def driven(step: Made | Asking, answer: Callable[[Mapping[str, Forward]], dict[str, Outputs]]) -> Made:
+    """What a body makes whose questions are answered so. An error of the answer is one in the body."""
+    if isinstance(step, Made):
+        return step
+    try:
+        asked = next(step)
+        while True:
+            try:
+                outputs = answer(asked)
+            except Exception as error:  # noqa: BLE001 - the body may have something to close
+                asked = step.throw(error)
+            else:
+                asked = step.send(outputs)
+    except StopIteration as end:
+        made: Made = end.value
+        return made
+
+
+def alone(components: Components, step: Made | Asking) -> Made:
+    """What a body makes beside which no other is run."""
+    return driven(step, lambda forwards: evaluate(components, forwards))
 
 
 def check(families: Mapping[str, Family]) -> None:
@@ -65,7 +77,3 @@ def check(families: Mapping[str, Family]) -> None:
 
 def _reason(family: Family) -> str:
     return family.unshared() if isinstance(family, Branching) else "its steps have one branch"
-
-
-def _named(forward: "Callable[[], Tensor]") -> "Callable[[], Outputs]":
-    return lambda: {"output": forward()}

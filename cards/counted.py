@@ -14,10 +14,14 @@ from cards.wire import Resources, Scalar, TensorRef, WorkPlan
 
 
 class Counted:
-    """Each step reads all inputs and what the last one left. `instance` is the card whose modules run it."""
+    """Each step reads all inputs and what the last one left. `instance` is the card whose modules run it.
+
+    `together`: its forwards may be rows of one with those of other jobs.
+    """
 
     semantics: str
     peak_bytes: int = 0
+    together: bool = False
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
@@ -56,6 +60,7 @@ class Counted:
             scalars=state.scalars | {"steps": state.steps},
             resources=Resources(peak_bytes=self.peak_bytes),
             writes=self.writes(state),
+            together=self.together,
         )
 
     def steps(self, context: LoopContext) -> int:
@@ -95,9 +100,12 @@ class Simple(Counted):
         makes: tuple[str, ...] | None = None,
         scalars: Scalars = nothing,
         steps: Callable[[LoopContext], int] | None = None,
+        *,
+        together: bool = False,
     ) -> None:
         super().__init__(instance)
         self.semantics = semantics
+        self.together = together
         self._makes = makes
         self._scalars = scalars
         self._steps = steps

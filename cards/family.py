@@ -1,11 +1,12 @@
 """What a model family's code offers beside its card: loops for the engine, weights and step bodies for a worker."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
 from cards.card import ModelCard
+from cards.forward import Forward, Outputs
 from cards.loop import Loop
 from cards.request import ResolvedRequest
 from cards.wire import ArtifactRef, Scalar, WorkPlan
@@ -53,8 +54,14 @@ Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
 Reads: TypeAlias = Tensors
 """The tensors that a plan reads, by name."""
 
-StepBody: TypeAlias = "Callable[[Components, WorkPlan, Reads], Made]"
-"""A pure function of resident components, a plan and the tensors the plan reads."""
+Asking: TypeAlias = Generator[Mapping[str, Forward], dict[str, Outputs], Made]
+"""A step that asks for forwards: it yields those of its branches, by name, and is sent what they make, in order."""
+
+StepBody: TypeAlias = Callable[[Components, WorkPlan, Reads], Made | Asking]
+"""A pure function of resident components, a plan and the tensors the plan reads.
+
+It calls modules itself, or asks for forwards: then they may be evaluated elsewhere, or beside those of other jobs.
+"""
 
 
 class Family(Protocol):

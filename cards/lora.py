@@ -1,7 +1,7 @@
 """LoRAs (Hu et al. 2021): small changes to a model's weights that come with a request, stacked, each with a strength.
 
 A file comes as the input `lora/<n>`, a tensor of its bytes, and its content is its name. A worker keeps the adapters of
-the last few files beside the resident model, where they do nothing but within `applied`; the model's own weights are
+the last few files beside the resident model, where they do nothing but within `Stack.on`; the model's own weights are
 never written to. No torch outside the functions of a step.
 """
 
@@ -22,7 +22,7 @@ from cards.given import Given
 from cards.wire import WorkPlan
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 INPUT = "lora"
 INPUTS = {INPUT: InputSpec(kind="lora", required=False)}
@@ -168,25 +168,35 @@ def strengths(loras: Sequence[Lora]) -> dict[str, float]:
     return {f"{INPUT}/{index}": lora.strength for index, lora in enumerate(loras)}
 
 
-@contextmanager
-def applied(model: "nn.Module", plan: WorkPlan, reads: "Mapping[str, Tensor]", convert: Convert) -> Iterator[None]:
-    """The model with the plan's LoRAs, in their order. Raises BadLora."""
+class Stack:
+    """The LoRAs of a plan, in their order, for the forwards of its step. It is `cards.forward.Adapters`."""
+
+    def __init__(self, files: "Mapping[str, Tensor]", strengths: Sequence[float], convert: Convert) -> None:
+        """`files` by their digests."""
+        self.key = tuple(zip(files, strengths, strict=True))
+        self._files = files
+        self._convert = convert
+
+    @contextmanager
+    def on(self, module: Any) -> Iterator[None]:
+        """The model with them. Raises BadLora."""
+        try:
+            for digest, file in self._files.items():
+                _ready(module, digest, file, self._convert)
+            _forget_others(module, self._files)
+            module.enable_lora()
+            module.set_adapters([*self._files], [strength for _, strength in self.key])
+            yield
+        finally:
+            module.set_adapters([], [])
+            module.disable_lora()
+
+
+def stack(plan: WorkPlan, reads: "Mapping[str, Tensor]", convert: Convert) -> Stack | None:
+    """Those of the plan, if it has any."""
     names = [name for name in (f"{INPUT}/{index}" for index in range(MOST)) if name in plan.reads]
-    if not names:
-        yield
-        return
-    adapters: Any = model
-    stack = {plan.reads[name].digest: name for name in names}
-    try:
-        for digest, name in stack.items():
-            _ready(adapters, digest, reads[name], convert)
-        _forget_others(adapters, stack)
-        adapters.enable_lora()
-        adapters.set_adapters([*stack], [float(plan.scalars[name]) for name in stack.values()])
-        yield
-    finally:
-        adapters.set_adapters([], [])
-        adapters.disable_lora()
+    files = {plan.reads[name].digest: reads[name] for name in names}
+    return Stack(files, [float(plan.scalars[name]) for name in names], convert) if names else None
 
 
 def _ready(model: Any, digest: str, file: "Tensor", convert: Convert) -> None:

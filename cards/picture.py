@@ -109,7 +109,7 @@ class Picture(Struct, frozen=True, kw_only=True):
         encode, denoise, decode = self.semantics
         return {
             encode: Simple(name, encode, self.conditions, self._prompts),
-            denoise: Simple(name, denoise, ("latent",), _denoising, _steps),
+            denoise: Simple(name, denoise, ("latent",), _denoising, _steps, together=True),
             decode: Simple(name, decode, ("image",), size),
         }
 

@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from cards.card import ModelCard
+from cards.errors import InvalidRequest
 from cards.family import Family
 from cards.registry import Registry
-from cards.roles import components_of, role_of
-from cards.wire import StepResult, WorkPlan
+from cards.request import ResolvedRequest
+from cards.roles import components_of, role_of, roles_of
+from cards.wire import ModelIdentity, StepResult, WorkPlan
 from engine.actor import JobActor
 from engine.clock import Clock
 from engine.fleet import Fleet, Reserved, Seat
 from engine.intake import Aside
 from engine.job import Job
+from engine.scheduling import admission
 from engine.scheduling.account import Account
 from engine.scheduling.cost import CostModel, Priced, StepKind
 from engine.scheduling.forecast import Forecast, Forecasts, policy_of, precision_of, shape_of, weights_bytes
@@ -27,7 +30,11 @@ from engine.scheduling.ready import Demand, Group, Ready
 
 
 class Accounts:
-    def __init__(self, registry: Registry, fleet: Fleet, policy: Policy, clock: Clock, aside: Aside) -> None:
+    """`shared` says that other engines may have the jobs."""
+
+    def __init__(
+        self, registry: Registry, fleet: Fleet, policy: Policy, clock: Clock, aside: Aside, *, shared: bool
+    ) -> None:
         self.costs = CostModel()
         self.forecasts = Forecasts()
         self._weights: dict[tuple[str, ...], Mapping[str, int]] = {}
@@ -36,6 +43,7 @@ class Accounts:
         self._policy = policy
         self._clock = clock
         self._aside = aside
+        self._shared = shared
         self._order = itertools.count()
         self._last_batch = 0
 
@@ -51,16 +59,27 @@ class Accounts:
     async def open(self, actor: JobActor) -> None:
         """Before the first step of a job that was claimed is lined up."""
         job = actor.job
-        forecast = await self.forecast(job, self._registry[job.model.name])
+        forecast = await self.forecast(job.request, self._registry[job.model.name])
         submitted_at = self._clock.monotonic() - (self._clock.now() - job.submitted_at)
         within_s = job.request.deadline_s
         deadline = None if within_s is None else submitted_at + within_s
         actor.account = Account(submitted_at, deadline, forecast)
 
-    async def forecast(self, job: Job, family: Family) -> Forecast:
-        if (known := self.forecasts.known(job.request, family)) is not None:
+    async def forecast(self, request: ResolvedRequest, family: Family) -> Forecast:
+        if (known := self.forecasts.known(request, family)) is not None:
             return known
-        return await self._aside(lambda: self.forecasts.make(job.request, family))
+        return await self._aside(lambda: self.forecasts.make(request, family))
+
+    async def check(self, request: ResolvedRequest, family: Family, model: ModelIdentity) -> None:
+        """Raises InvalidRequest for a job that no worker here could ever hold. Others may have larger ones."""
+        forecast = await self.forecast(request, family)
+        if not forecast.kinds or self._shared:
+            return
+        parts = [(role,) for role in roles_of(family.card)] if self._fleet.is_split else [()]
+        demand = forecast.demand(min((self.weights_at(serves)[model.name] for serves in parts), default=0))
+        if (lack := admission.lack(demand, [seat.hello for seat in self._fleet.serving(model)])) is not None:
+            field = "size" if request.size is not None else "frames" if request.frames is not None else "model"
+            raise InvalidRequest(field, f"{lack}; ask for less, or start a worker with more memory")
 
     def ready(self, actor: JobActor, account: Account, now: float) -> Ready:
         """The step that comes after all that are out."""

@@ -21,6 +21,7 @@ from engine import bundle, course, fork, statistics, verbs
 from engine import events as facts
 from engine.actor import Saved, new_stream, replay, restore, stream
 from engine.cancel import Outcome
+from engine.capacity import Capacity, capacity
 from engine.clock import Clock
 from engine.collect import Collected, Retention, collect
 from engine.contents import Contents
@@ -116,6 +117,7 @@ class Client:
             raise Draining
         family = registry.find(self._engine.registry, request.model)
         checked = await self._intake.check(request, family, given)
+        await self._engine.accounts.check(checked.request, family, self._engine.identities[family.card.name])
         submitted = JobSubmitted(
             job=self._ids(),
             request=checked.request,
@@ -296,16 +298,15 @@ class Client:
         return self._engine.registry.unusable
 
     def held_up(self, job: Job) -> str | None:
-        """Why this engine cannot go on with an open job, if it cannot."""
-        unrunnable = self._engine.reconciler.unrunnable.get(job.id)
-        if unrunnable is not None or not job.open or job.model.name not in self._engine.registry:
-            return unrunnable
+        """Why this engine cannot go on with an open job now, if it cannot."""
         there = self._engine.fleet.serving(job.model, job.pool)
-        if job.pool and not there:
+        if job.open and job.pool is not None and not there:
             return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
-        if there and not self._engine.serves_next(job):
+        if (unrunnable := self._engine.reconciler.unrunnable.get(job.id)) is not None:
+            return unrunnable
+        if there and job.open and job.model.name in self._engine.registry and not self._engine.serves_next(job):
             return f"no worker serves as {self._engine.role(job)} for {job.model.name!r} now"
-        return None
+        return self._engine.dispatcher.why(job.id)
 
     async def destination(self, name: str) -> dict[str, str]:
         """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.
@@ -356,6 +357,9 @@ class Client:
 
     def readiness(self) -> Readiness:
         return statistics.readiness(self._engine, self._clock.monotonic(), self._stall_s)
+
+    def capacity(self) -> Capacity:
+        return capacity(self._engine, self._clock.monotonic())
 
     def statistics(self) -> EngineStatistics:
         return statistics.statistics(self._engine)

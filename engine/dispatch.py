@@ -1,10 +1,12 @@
 """Who runs next and where, as the scheduler says: what it places is reserved, sent, and taken off when it is back."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
+import anyio
 from msgspec import Struct
 
 from cards.folding import lacking
@@ -33,7 +35,7 @@ from engine.ledger import Ledger
 from engine.link import Link
 from engine.needs import tensors
 from engine.scheduling import admission
-from engine.scheduling.admission import Room
+from engine.scheduling.admission import SOON_S, Room
 from engine.scheduling.ready import Ready
 from engine.scheduling.scheduler import Placement, Scheduler
 
@@ -72,6 +74,7 @@ class Dispatcher:
         self._clock = clock
         self._serials = itertools.count(1)
         self._batches = itertools.count(1)
+        self._planned = anyio.Event()
         self._homes: tuple[list[JobActor], list[str | None]] = ([], [])
         self._at_home: dict[str, AtHome] = {}
         """What the workers held when the actors and their homes were these: it is counted anew when they are others."""
@@ -102,7 +105,7 @@ class Dispatcher:
             return self.unfit[job][1]
         if self._current(job) is None:
             return None
-        rooms = self.rooms()
+        rooms = self.rooms(self._clock.monotonic())
         return next((admission.why(ready, rooms) for ready in self.scheduler.line if ready.job == job), None)
 
     def too_large(self, since: float) -> list[tuple[JobActor, str]]:
@@ -113,10 +116,25 @@ class Dispatcher:
     def waiting(self) -> list[Ready]:
         return [ready for ready in self.scheduler.line if self._current(ready.job) is not None]
 
+    async def keep_time(self, dispatch: Callable[[], Awaitable[None]]) -> None:
+        """For ever: dispatch when the scheduler said that something could be placed, if nothing happens before."""
+        while True:
+            self._planned = anyio.Event()
+            due_at = self.scheduler.due_at
+            pause_s = math.inf if due_at is None else max(SOON_S, due_at - self._clock.monotonic())
+            with anyio.move_on_after(pause_s) as pause:
+                await self._planned.wait()
+            if pause.cancelled_caught:
+                await dispatch()
+
     async def dispatch(self) -> list[Seat]:
         """Send every step that a worker takes. Returns the seats that turned out to be gone."""
         gone: list[Seat] = []
-        for assignment in self._assign():
+        due_at = self.scheduler.due_at
+        assigned = self._assign()
+        if self.scheduler.due_at != due_at:
+            self._planned.set()
+        for assignment in assigned:
             seat, members = assignment.seat, []
             for actor, unit in assignment.members:
                 if any(sent.id == unit.id for sent in actor.out) and actor.job.state is not State.CANCELLING:
@@ -129,11 +147,12 @@ class Dispatcher:
 
     def answered(self, worker: str, result: StepResult) -> Reserved | None:
         """A unit came back. None if it was not, or no longer, with this worker."""
-        reserved = self._fleet.answered(worker, result.id)
+        now = self._clock.monotonic()
+        reserved = self._fleet.answered(worker, result.id, now)
         actor = self._ledger.actors.get(result.id.job)
         if reserved is not None and actor is not None:
             self.accounts.took(actor, reserved, result, worker)
-            self.scheduler.shares.add(reserved.share, result.seconds, self._clock.monotonic())
+            self.scheduler.shares.add(reserved.share, result.seconds, now)
         return reserved
 
     async def release(self, actor: JobActor) -> None:
@@ -155,7 +174,8 @@ class Dispatcher:
         """Take every step that fits somewhere off the line and reserve its place there, all without waiting."""
         assigned: list[Assignment] = []
         while self.scheduler.line:
-            placements = self.scheduler.plan(self.rooms(), self._clock.monotonic())
+            now = self._clock.monotonic()
+            placements = self.scheduler.plan(self.rooms(now), now)
             made = [assignment for placement in placements for assignment in self._reserved(placement)]
             assigned += made
             if sum(len(one.members) for one in made) == sum(len(one.members) for one in placements):
@@ -173,7 +193,7 @@ class Dispatcher:
         actor.lined_up = False
         self.scheduler.discard(actor.job.id)
 
-    def rooms(self) -> list[Room]:
+    def rooms(self, now: float) -> list[Room]:
         """What the workers have left, derived from the units that are with them and the jobs at home there."""
         actors = list(self._ledger.actors.values())
         homes = [actor.home for actor in actors]
@@ -185,7 +205,7 @@ class Dispatcher:
                     there.add(actor.account.share, actor.job.model.name, actor.account.resident_bytes)
         weights, jumbo_s, nothing = self.accounts.weights_at, self.scheduler.limits.jumbo_s, AtHome()
         return [
-            seat.room(self._at_home.get(worker, nothing), weights(seat.hello.serves), jumbo_s)
+            seat.room(self._at_home.get(worker, nothing), weights(seat.hello.serves), jumbo_s, now)
             for worker, seat in self._fleet.seats.items()
         ]
 
@@ -243,12 +263,16 @@ class Dispatcher:
             fetch=fetch,
         )
         actor.out.append(Sent(unit.id, unit.plan))
+        if not seat.outstanding:
+            seat.began_at = self._clock.monotonic()
+        priced = self.accounts.priced(actor, unit.plan, seat)
         seat.outstanding[unit.id] = Reserved(
             batch=batch,
             model=actor.job.model.name,
             share=ready.share,
             demand=ready.demand,
-            priced=self.accounts.priced(actor, unit.plan, seat),
+            expected_s=priced.figure.expected_s,
+            priced=priced,
             alone=alone,
             fetches=fetch is not None,
         )

@@ -10,7 +10,6 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
-from msgspec import Struct
 
 from cards import codec
 from cards.card import Node
@@ -20,6 +19,7 @@ from cards.wire import Goodbye, Heartbeat, Hello, ModelIdentity, Released, Shutd
 from engine import driver, share, verbs
 from engine.accounts import Accounts
 from engine.actor import JobActor
+from engine.calibration import Calibration
 from engine.cancel import Canceller
 from engine.clock import Clock
 from engine.dispatch import AHEAD, Dispatcher
@@ -36,7 +36,8 @@ from engine.link import Arrived, Link
 from engine.needs import grown
 from engine.reconcile import Reconciler
 from engine.scheduling.policy import POLICIES
-from engine.scheduling.scheduler import Limits, Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.settings import EngineSettings as EngineSettings
 from store.journal import EngineRow, Journal, News
 
 log = logging.getLogger("keyframe.engine")
@@ -51,31 +52,6 @@ FREES = frozenset(
 
 LAST_WORDS_S = 0.05
 """What a process sent before it ended may still be on its way: its last result decides which step it died of."""
-
-
-class EngineSettings(Struct, frozen=True, kw_only=True):
-    name: str
-    blobs: str = ""
-    """The name of the blob store; a worker that writes to another one is refused."""
-    max_active: int = 256
-    """Jobs that are held in memory and driven at once; the others wait in the log."""
-    max_deaths: int = 3
-    """Workers that a job may bring down, without completing a step in between, before it is failed for good."""
-    window: int = 8
-    """Steps of one job that may be executed and not yet durable."""
-    reconcile_s: float = 1.0
-    watch_s: float = 0.5
-    silent_s: float = 5.0
-    lease_s: float = 10.0
-    """How long others leave this engine's jobs alone without a renewal, where several share a store."""
-    url: str = ""
-    """Where the others, and people, reach this engine."""
-    cancel_grace_s: float = 30.0
-    """How long a running step may hold up a cancel before its worker is killed."""
-    policy: str = "round_robin"
-    limits: Limits = Limits()
-    patience_s: float = 30.0
-    """How long a job whose next step is too large for all workers waits for a larger one before it is failed."""
 
 
 class Engine:
@@ -116,7 +92,7 @@ class Engine:
             on_told=self._on_told,
             on_dropped=self._on_dropped,
         )
-        self.accounts = Accounts(registry, self.fleet, POLICIES[settings.policy], clock, aside)
+        self.accounts = Accounts(registry, self.fleet, POLICIES[settings.policy], clock, aside, shared=journal.shared)
         self.dispatcher = Dispatcher(
             self.ledger,
             self.fleet,
@@ -162,6 +138,9 @@ class Engine:
             silent_s=settings.silent_s,
             identities=self.identities,
         )
+        self.calibration = Calibration(journal, self.accounts.costs, clock, lease=self.lease.name)
+        self.duties.append(self.calibration.keep)
+        self._heard = anyio.Event()
         self._work = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -176,6 +155,7 @@ class Engine:
             tasks.start_soon(self._watch)
             tasks.start_soon(self._keep_lease)
             tasks.start_soon(self._follow)
+            tasks.start_soon(self.dispatcher.keep_time, self._dispatch)
             for duty in self.duties:
                 tasks.start_soon(duty)
             await self._stopped.wait()
@@ -184,17 +164,19 @@ class Engine:
     async def drain(self, grace_s: float) -> None:
         """Take no more work, let the running steps end, hand the jobs back, and stop."""
         self.draining = True
-        deadline = self._clock.monotonic() + grace_s
         async with self._reconciling:  # who is being claimed now is handed back too
             for actor in list(self.ledger.actors.values()):
                 await self.dispatcher.release(actor)  # what is queued behind the running step need not run
-        while any(seat.outstanding for seat in self.fleet.seats.values()) and self._clock.monotonic() < deadline:
-            await self._clock.sleep(0.01)
+        with anyio.move_on_after(grace_s):
+            while any(seat.outstanding for seat in self.fleet.seats.values()):
+                self._heard = anyio.Event()
+                await self._heard.wait()
         for actor in list(self.ledger.actors.values()):
             if actor.job.state is State.RUNNING:
                 self.ledger.write(actor, [JobReleased(engine=self.settings.name)])
         with anyio.move_on_after(grace_s):
             await self.ledger.settled()
+            await self.calibration.save()
             await self.lease.end()
         self.hub.close()
         self._stopped.set()
@@ -311,6 +293,7 @@ class Engine:
             case Heartbeat():
                 if self.fleet.missed(worker, message, now):  # it is there, and will be asked to introduce itself again
                     await self.lose(worker, "messages were lost between it and the engine", blame=False)
+        self._heard.set()
 
     async def lose(self, worker: str, reason: str, *, blame: bool = True) -> None:
         """A worker is gone: what was with it goes on elsewhere."""
@@ -341,6 +324,9 @@ class Engine:
         """Give up workers that have been silent too long, or that hold up a cancel beyond its grace."""
         self.lease.check()
         await self._let_go()
+        for actor, lack in self.dispatcher.too_large(self._clock.monotonic() - self.settings.patience_s):
+            self._fail(actor, "too_large", lack)
+            await self._go_on(actor)
         for seat in self.fleet.silent(self._clock.monotonic()):
             await self.give_up(seat.worker, f"silent for {self.settings.silent_s:g} s")
         for worker in self.canceller.overdue(self.settings.cancel_grace_s):

@@ -23,6 +23,7 @@ class Reserved(Struct, frozen=True, kw_only=True):
     model: str
     share: str = ""
     demand: Demand = Demand()
+    expected_s: float = 0.0
     priced: Priced | None = None
     """What is known of its steps, where that is worth learning."""
     alone: bool = True
@@ -63,6 +64,8 @@ class Seat(Struct, kw_only=True):
     dismissed: bool = False
     """It has been told."""
 
+    began_at: float = 0.0
+    """When it began with what it is at, as far as is known."""
     device: str = ""
     """What kind it is: steps take as long on another one of this kind."""
 
@@ -98,16 +101,18 @@ class Seat(Struct, kw_only=True):
     def serves(self, model: ModelIdentity, role: str | None = None) -> bool:
         return model in self.hello.models and (role is None or not self.hello.serves or role in self.hello.serves)
 
-    def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float) -> Room:
+    def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float, now: float) -> Room:
         """What it has left to give. Weights are there for as long as a job or a unit of their model is."""
         batches, models = set(), home.models.copy()
-        peaks, queued_s, jumbo = 0, 0.0, False
+        peaks, left_s, begun_s, jumbo = 0, 0.0, 0.0, False
+        running = next(iter(self.outstanding.values())).batch if self.outstanding else None
         for reserved in self.outstanding.values():  # once for all: this is asked for at every step
             demand = reserved.demand
             batches.add(reserved.batch)
             models.add(reserved.model)
             peaks += demand.peak_bytes
-            queued_s += demand.seconds
+            left_s += reserved.expected_s
+            begun_s += reserved.expected_s if reserved.batch == running else 0.0
             jumbo = jumbo or demand.seconds > jumbo_s
         taken = home.nbytes + peaks + sum([weights[model] for model in models])
         return Room(
@@ -118,7 +123,7 @@ class Seat(Struct, kw_only=True):
             draining=self.draining,
             credits=self.hello.credits - len(batches),
             outstanding=len(batches),
-            queued_s=queued_s,
+            queued_s=left_s - min(begun_s, now - self.began_at),
             free_bytes=self.hello.memory_bytes - taken,
             peak_bytes=peaks,
             jobs=home.shares.copy(),
@@ -170,10 +175,12 @@ class Fleet:
     def silent(self, now: float) -> list[Seat]:
         return [seat for seat in self.seats.values() if now - seat.heard_at > self.silent_s]
 
-    def answered(self, worker: str, unit: UnitId) -> Reserved | None:
+    def answered(self, worker: str, unit: UnitId, now: float) -> Reserved | None:
         """Take a unit off a worker. None if it was not, or no longer, with it."""
-        seat = self.seats.get(worker)
-        return seat.outstanding.pop(unit, None) if seat else None
+        if (seat := self.seats.get(worker)) is None:
+            return None
+        seat.began_at = now
+        return seat.outstanding.pop(unit, None)
 
     def at_it(self, worker: str, batch: int) -> bool:
         """Whether a worker still has units of this batch."""

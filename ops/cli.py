@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     settings_flags(
         serve, "data", "store", "blobs", "host", "port", "workers", "split", "ranks", "parallel", "device", "threads",
         "listen_workers", "listen_transfers",
-        "families",        "extensions",        "max_active", "log_level", "log_format",
+        "families", "extensions", "max_active", "policy", "batch_most", "batch_wait_s", "memory_gib",
+        "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
 
@@ -102,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
     settings_flags(
-        start, "pool", "serves", "ranks", "parallel", "device", "threads", "listen_transfers", "data", "blobs",
-        "families", "extensions",
+        start, "pool", "serves", "ranks", "parallel", "device", "threads", "memory_gib", "listen_transfers", "data",
+        "blobs", "families", "extensions",
     )  # fmt: skip
     start.set_defaults(run=_worker)
 

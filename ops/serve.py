@@ -112,6 +112,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                     max_deaths=settings.max_deaths,
                     silent_s=settings.silent_s,
                     cancel_grace_s=settings.cancel_grace_s,
+                    policy=settings.policy,
+                    limits=settings.limits,
                 ),
                 kill=kill,
             )

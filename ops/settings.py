@@ -15,6 +15,8 @@ from cards.extensions import observers
 from cards.registry import DEFAULT_FAMILIES
 from cards.roles import ROLES, Role
 from engine.collect import Retention
+from engine.scheduling.policy import POLICIES
+from engine.scheduling.scheduler import Limits
 from ops.errors import BadSettings
 from store.database import Durability
 
@@ -62,11 +64,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pool: str = "default"
     serves: tuple[Role, ...] = ()
     """The roles of a worker that is started by itself: encoder, denoiser, decoder; all if left out."""
+    memory_gib: Annotated[float, Meta(gt=0)] | None = None
+    """What each of these workers has for weights, tensors and steps; what its device has, if left out."""
     families: tuple[str, ...] = DEFAULT_FAMILIES
     """Modules of model families."""
     extensions: tuple[str, ...] = ()
     """What looks at the steps of its workers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     max_active: Count = 256
+    policy: str = "round_robin"
+    """In which order steps that are ready run: docs/scheduling.md says what each is for."""
+    batch_most: Annotated[int, Meta(ge=1, le=64)] = 4
+    """Steps of different jobs that are executed together, where their model says that it changes no bits."""
+    batch_wait_s: Annotated[float, Meta(ge=0)] = 0.0
+    """How long a step waits for others to be executed with."""
     max_deaths: Count = 3
     silent_s: Seconds = 5.0
     """A worker that says nothing for this long has lost its work."""
@@ -91,6 +101,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The oldest of more finished jobs than these are forgotten."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(batch_most=self.batch_most, batch_wait_s=self.batch_wait_s)
 
     @property
     def slots(self) -> tuple[tuple[Role, ...], ...]:
@@ -148,6 +162,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)
         _check_ranks(settings)
+        _check_policy(settings)
         return settings
     except BadExtension as error:
         raise BadSettings(str(error)) from error
@@ -160,6 +175,11 @@ def _check_ranks(settings: Settings) -> None:
         raise BadSettings(
             f"parallel: {settings.parallel} is for 2 ranks and there are {settings.ranks}; set ranks to 2"
         )
+
+
+def _check_policy(settings: Settings) -> None:
+    if settings.policy not in POLICIES:
+        raise BadSettings(f"policy: {settings.policy!r} is none; there are: {', '.join(POLICIES)}")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

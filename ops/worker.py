@@ -37,6 +37,7 @@ def settings_of(
         parallel=settings.parallel,
         rank_timeout_s=settings.rank_timeout_s,
         threads=settings.threads,
+        memory_bytes=None if settings.memory_gib is None else int(settings.memory_gib * (1 << 30)),
         heartbeat_s=min(1.0, settings.silent_s / 4),
         parent=parent,
     )

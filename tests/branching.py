@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cards import branches, sampling
 from cards.family import Components, Made, StepBody
+from cards.forward import OUTPUT, Outputs, single
 from cards.wire import WorkPlan
 from tests import toy
 
@@ -20,19 +21,18 @@ from tests import toy
 def _count(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Made:
     names = ("near", "far") if plan.scalars["guidance"] != 1.0 else ("near",)
     forwards = {name: partial(_forward, name, plan, reads) for name in names}
-    made = branches.evaluate_one(components, forwards)
-    x = sum(made.values())
+    x = sum(single(branches.evaluate(components, forwards)).values())
     return Made({"x": x}, {"sum": float(x.sum())})
 
 
-def _forward(branch: str, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Tensor:
+def _forward(branch: str, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Outputs:
     if "COUNTED" in os.environ:
         with Path(os.environ["COUNTED"], str(os.getpid())).open("a") as file:
             print(branch, plan.step, file=file)
     wishes = toy.directives(str(plan.scalars["prompt"]))
     toy.misbehave({name.removeprefix(f"{branch}_"): value for name, value in wishes.items()}, plan.step)
     seed = sampling.noise_seed(int(plan.scalars["seed"]), loop=branch, step=plan.step, purpose="noise")
-    return ((reads["x"] if "x" in reads else reads["start"]) * 0.5 + sampling.noise((4, 4), seed)).t()
+    return {OUTPUT: ((reads["x"] if "x" in reads else reads["start"]) * 0.5 + sampling.noise((4, 4), seed)).t()}
 
 
 class BranchingFamily(toy.ToyFamily):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cards.branches import alone
 from cards.family import Components, Made, StepBody
 from cards.shapes.family import Shapes
 from cards.wire import WorkPlan
@@ -23,7 +24,7 @@ class KillingShapes(Shapes):
 def _deadly(body: StepBody) -> StepBody:
     def run(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made:
         _die_if_told(f"{plan.kind} {plan.step}")
-        return body(components, plan, reads)
+        return alone(components, body(components, plan, reads))
 
     return run
 

@@ -33,7 +33,6 @@ from cards.wire import (
     Shutdown,
     WorkerMessage,
     WorkUnit,
-    members,
 )
 from engine.client import Client, StepTensors
 from engine.clock import Clock, WallClock
@@ -49,7 +48,7 @@ from store.memory import MemoryJournal
 from tests import toy
 from tests.carrying import carry
 from workers.execute import load_models
-from workers.inbox import Command, Inbox
+from workers.inbox import Command, Inbox, units_of
 from workers.observed import executor
 from workers.resident import BlobStore
 from workers.transfer import Lender
@@ -235,20 +234,19 @@ class SimWorker:
         match message:
             case Release():
                 self._inbox.release(message)
-            case WorkUnit():
+            case WorkUnit() | Batch():
                 self._put(message, frames)
-            case Batch():
-                for unit, its in members(message, frames):
-                    self._put(unit, its)
             case _:
                 self._inbox.clear(Command(message))
         self._arrived.set()
 
-    def _put(self, unit: WorkUnit, frames: Sequence[bytes]) -> None:
-        self._inbox.put(Command(unit, tuple(frames)), coming=unit.fetch is not None)
-        if unit.fetch is not None:
+    def _put(self, message: WorkUnit | Batch, frames: Sequence[bytes]) -> None:
+        command = Command(message, tuple(frames))
+        coming = [(unit, unit.fetch) for unit in units_of(command) if unit.fetch is not None]
+        self._inbox.put(command, coming=[unit.id for unit, _ in coming])
+        for unit, fetch in coming:
             self.fetches.append(unit)
-            self.fetcher.begin(unit.id, unit.fetch, 0.0)
+            self.fetcher.begin(unit.id, fetch, 0.0)
 
     def _carry(self) -> None:
         """Have what others hold brought."""
@@ -290,7 +288,9 @@ class SimWorker:
     async def _obey(self, command: Command, tell: Tell) -> None:
         match command.message:
             case WorkUnit() as unit:
-                await self._step(unit, command.frames, tell)
+                await self._steps(Batch((unit,)), command.frames, tell)
+            case Batch() as batch:
+                await self._steps(batch, command.frames, tell)
             case Release(job=job, epoch=epoch):
                 self.executor.resident.release(job)
                 tell(self.name, Released(job, epoch, command.dropped), ())
@@ -301,12 +301,13 @@ class SimWorker:
                 tell(self.name, Goodbye("told to stop", clean=True), ())
                 self.dead = True
 
-    async def _step(self, unit: WorkUnit, frames: Sequence[bytes], tell: Tell) -> None:
-        self.ran.append(unit)
-        if len(self.ran) == self.hold_at:
-            self.gate = anyio.Event()
+    async def _steps(self, batch: Batch, frames: Sequence[bytes], tell: Tell) -> None:
+        for unit in batch.units:
+            self.ran.append(unit)
+            if len(self.ran) == self.hold_at:
+                self.gate = anyio.Event()
         try:
-            answer = self.executor.run(unit, list(frames))
+            answers = self.executor.run_batch(batch, frames)
         except toy.Died:
             self.dead = True
             return
@@ -314,7 +315,8 @@ class SimWorker:
             await self.gate.wait()
         await anyio.lowlevel.checkpoint()
         await self._thawed()
-        tell(self.name, answer.result, answer.frames)
+        for answer in answers:
+            tell(self.name, answer.result, answer.frames)
         self._beat(tell)
 
     def _beat(self, tell: Tell) -> None:

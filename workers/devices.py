@@ -1,6 +1,8 @@
 """The device of each rank, found and checked before anything is loaded."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from workers.errors import NoDevice
 
@@ -25,6 +27,20 @@ def device_of(asked: str, number: int = 0, gpus: Callable[[], int] = gpus) -> st
     if index >= there:
         raise NoDevice(asked, index, there)
     return f"cuda:{index}"
+
+
+def memory_of(device: str) -> int:
+    """Bytes: a GPU's own, and of the CPU what this machine has, or lets this process have."""
+    if device != "cpu":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        allowed = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # there is none, or it says "max"
+        return there
+    return min(there, allowed)
 
 
 def settle(device: str) -> None:

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from cards import codec
-from cards.branches import Outputs, in_order
+from cards.branches import in_order
+from cards.forward import Outputs
 from cards.wire import StepError
 from workers.errors import BranchFailed, ExchangeBroken
 from workers.execute import step_error

@@ -1,26 +1,47 @@
-"""One unit, executed: resident tensors in, step body, content-addressed tensors out."""
+"""Units, executed: resident tensors in, step bodies, content-addressed tensors out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import codec
-from cards.branches import COMPONENT, Branches
+from cards.branches import COMPONENT, Branches, driven, evaluate
 from cards.errors import NotFinite
-from cards.family import Components, Made, StepBody
+from cards.family import Asking, Components, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of, lacking
+from cards.forward import Forward, Outputs
 from cards.registry import Families
-from cards.wire import INLINE_LIMIT, ArtifactRef, StepError, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit, promised
+from cards.wire import (
+    INLINE_LIMIT,
+    ArtifactRef,
+    Batch,
+    StepError,
+    StepResult,
+    TensorRef,
+    UnitId,
+    WorkPlan,
+    WorkUnit,
+    members,
+    promised,
+)
+from workers import side_by_side
 from workers.clock import perf_counter
 from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
 from workers.naming import Named, Naming
 from workers.resident import BlobStore, Resident
+from workers.sharing import Sharing, patiently
 
 if TYPE_CHECKING:
     import torch
+
+
+Arrived: TypeAlias = tuple[WorkUnit, Sequence[bytes]]
+"""A unit and the frames that came with it."""
 
 
 class Loaded(Struct, frozen=True):
@@ -64,13 +85,42 @@ def load_models(registry: Families, device: str = "cpu", branches: Branches | No
     }
 
 
+def asking(step: Made | Asking) -> Asking:
+    """A step as one that asks, whether or not it does. A step is others' code: it may make anything."""
+    made = step if isinstance(step, Made) else (yield from step)
+    if not isinstance(made, Made):
+        raise TypeError(f"a step returned {type(made).__name__} where Made is wanted")
+    return made
+
+
+class Member:
+    """A unit on its way to its answer: what it reads, and what its body has made or what went wrong."""
+
+    def __init__(self, unit: WorkUnit) -> None:
+        self.unit = unit
+        self.reads: dict[str, TensorRef] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.made: Made | Exception | None = None
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """What is raised is the unit's answer; only what breaks the process itself goes on."""
+        try:
+            yield
+        except ExchangeBroken:
+            raise
+        except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
+            self.made = error
+
+
 class Executor:
-    """Runs one unit at a time. The same units in the same order give the same answers on every rank."""
+    """Runs a unit or some together. The same units in the same order give the same answers on every rank."""
 
     def __init__(
         self, models: Mapping[str, Loaded], blobs: BlobStore, *, stores: bool = True, device: str = "cpu"
     ) -> None:
         self.resident = Resident(blobs, device)
+        self.sharing = Sharing()
         self._models = models
         self._blobs = blobs
         self._stores = stores
@@ -78,40 +128,99 @@ class Executor:
     def run(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         return self.keep(self.execute(unit, frames))
 
+    def run_batch(self, batch: Batch, frames: Sequence[bytes]) -> list[Answer]:
+        return [self.keep(answer) for answer in self.execute_batch(batch, frames)]
+
     def keep(self, answer: Answer) -> Answer:
         """Store what must be stored. May be called on another thread, while the next unit is executed."""
         try:
             if answer.blobs:
                 self._blobs.put_named(answer.blobs)
-        except Exception as error:  # noqa: BLE001 - as below: it is the step's answer
-            return Answer(StepResult(id=answer.result.id, error=step_error(error), seconds=answer.result.seconds))
+        except Exception as error:  # noqa: BLE001 - as in a step: it is the answer
+            made = answer.result
+            return Answer(_failed(made.id, error, made.batch, made.batch_seconds))
         return Answer(answer.result, answer.frames)
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         """An error of the step is an answer; only what breaks the process itself is raised."""
+        [answer] = self._execute([(unit, frames)])
+        return answer
+
+    def execute_batch(self, batch: Batch, frames: Sequence[bytes]) -> list[Answer]:
+        """The units' answers, in their order. Those that cannot go together are executed one after the other."""
+        return [answer for some in self._turns(members(batch, frames)) for answer in self._execute(some)]
+
+    def _turns(self, units: Iterable[Arrived]) -> Iterator[list[Arrived]]:
+        """Neighbours of different jobs whose forwards may share."""
+        some: list[Arrived] = []
+        for unit, frames in units:
+            goes = self._goes_together(unit.plan)
+            if some and not (goes and all(other.id.job != unit.id.job for other, _ in some)):
+                yield some
+                some = []
+            some.append((unit, frames))
+            if not goes:
+                yield some
+                some = []
+        if some:
+            yield some
+
+    def _goes_together(self, plan: WorkPlan) -> bool:
+        """Ranks that share branches do so for one step after the other."""
+        model = self._models.get(plan.instance)
+        return plan.together and model is not None and COMPONENT not in model.components
+
+    def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
         began = perf_counter()
-        try:
-            self.resident.follow(unit.id.job, unit.id.epoch)
-            self.resident.admit(unit.id.job, unit.keep, dict(zip(unit.inline, frames, strict=True)))
-            if unit.refolds:
-                self._refold(unit)
-            reads = {name: self.resident.resolve(unit.id.job, ref) for name, ref in unit.plan.reads.items()}
-            tensors = self._tensors(unit.id.job, reads)
-            made = self._step(unit.id.job, unit.plan, tensors)
-            seconds = perf_counter() - began
-            naming = self._naming(reads, tensors, self.resident.unstored(unit.id.job))
-            derived = self._derived_by_body(unit.plan, made)
-            named = naming.name({name: one for name, one in made.tensors.items() if name not in derived})
-            if unit.plan.derives:
-                derived = derived or self._derived(unit.id.job, replace(unit.plan, reads=reads), made, tensors, named)
-                named |= naming.name(derived, store=unit.plan.snapshot)
-            if unit.plan.writes is not None and set(named) != set(unit.plan.writes):
-                raise BrokenPromise(", ".join(sorted(set(named) ^ set(unit.plan.writes))))
-            return self._answer(unit.id, made, named, naming, seconds)
-        except ExchangeBroken:
-            raise
-        except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
-            return Answer(StepResult(id=unit.id, error=step_error(error), seconds=perf_counter() - began))
+        those = [Member(unit) for unit, _ in units]
+        for one, (_, frames) in zip(those, units, strict=True):
+            with one.failing():
+                self._read(one, frames)
+        self._make([one for one in those if one.made is None])
+        took = perf_counter() - began
+        return [self._named(one, len(those), took) for one in those]
+
+    def _read(self, one: Member, frames: Sequence[bytes]) -> None:
+        unit, job = one.unit, one.unit.id.job
+        self.resident.follow(job, unit.id.epoch)
+        self.resident.admit(job, unit.keep, dict(zip(unit.inline, frames, strict=True)))
+        if unit.refolds:
+            self._refold(unit)
+        one.reads = {name: self.resident.resolve(job, ref) for name, ref in unit.plan.reads.items()}
+        one.tensors = self._tensors(job, one.reads)
+
+    def _make(self, those: Sequence[Member]) -> None:
+        if len(those) == 1:
+            [one] = those
+            with one.failing():
+                one.made = self._step(one.unit.id.job, one.unit.plan, one.tensors)
+            return
+        import torch
+
+        with torch.inference_mode():
+            steps = (self._body(one.unit.id.job, one.unit.plan, one.tensors) for one in those)
+            for one, made in zip(those, side_by_side.run(steps, self.sharing.evaluate), strict=True):
+                one.made = made
+
+    def _named(self, one: Member, batch: int, took: float) -> Answer:
+        """The answer. What the step derives is made of what it made, once that has its names."""
+        with one.failing():
+            if isinstance(one.made, Made):
+                return self._answer(one.unit.id, one.made, *self._names(one, one.made), batch, took)
+        assert isinstance(one.made, Exception)
+        return Answer(_failed(one.unit.id, one.made, batch, took))
+
+    def _names(self, one: Member, made: Made) -> tuple[Mapping[str, Named], Naming]:
+        job, plan = one.unit.id.job, one.unit.plan
+        naming = self._naming(one.reads, one.tensors, self.resident.unstored(job))
+        derived = self._derived_by_body(plan, made)
+        named = naming.name({name: tensor for name, tensor in made.tensors.items() if name not in derived})
+        if plan.derives:
+            derived = derived or self._derived(job, replace(plan, reads=one.reads), made, one.tensors, named)
+            named |= naming.name(derived, store=plan.snapshot)
+        if plan.writes is not None and set(named) != set(plan.writes):
+            raise BrokenPromise(", ".join(sorted(set(named) ^ set(plan.writes))))
+        return named, naming
 
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}
@@ -124,12 +233,16 @@ class Executor:
     def _step(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
         import torch
 
-        with torch.inference_mode():
-            return self._body(job, plan, tensors)
+        def answered(forwards: Mapping[str, Forward]) -> dict[str, Outputs]:
+            components = self._models[plan.instance].components
+            return evaluate(components, {branch: partial(patiently, forward) for branch, forward in forwards.items()})
 
-    def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+        with torch.inference_mode():
+            return driven(self._body(job, plan, tensors), answered)
+
+    def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
         model = self._models[plan.instance]
-        return model.bodies[plan.kind](model.components, plan, tensors)
+        return (yield from asking(model.bodies[plan.kind](model.components, plan, tensors)))
 
     def _derived_by_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
         """What the plan derives, where there is no fold for it and the step's body has made it all."""
@@ -175,7 +288,9 @@ class Executor:
         there = fold.kind in self._models[fold.instance].bodies
         return fold if there else replace(fold, kind=fold.kind.removesuffix(FOLD))
 
-    def _answer(self, unit: UnitId, made: Made, named: Mapping[str, Named], naming: Naming, seconds: float) -> Answer:
+    def _answer(
+        self, unit: UnitId, made: Made, named: Mapping[str, Named], naming: Naming, batch: int, took: float
+    ) -> Answer:
         for name, one in named.items():
             self.resident.put(unit.job, one.ref, one.tensor, promised(unit, name))
         blobs = naming.blobs
@@ -192,10 +307,16 @@ class Executor:
             tensors={name: one.ref for name, one in named.items()},
             artifacts=tuple(artifacts),
             scalars=made.scalars,
-            seconds=seconds,
+            seconds=took / batch,
             inline=tuple(inline),
+            batch=batch,
+            batch_seconds=took,
         )
         return Answer(result, tuple(inline.values()), large if self._stores else {})
+
+
+def _failed(unit: UnitId, error: Exception, batch: int, took: float) -> StepResult:
+    return StepResult(id=unit, error=step_error(error), seconds=took / batch, batch=batch, batch_seconds=took)
 
 
 def step_error(error: Exception) -> StepError:

@@ -4,12 +4,12 @@ units of jobs whose tensors are still coming, which those of other jobs overtake
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards.wire import EngineMessage, Release, Shutdown, UnitId, WorkUnit
+from cards.wire import Batch, EngineMessage, Release, Shutdown, UnitId, WorkUnit, members
 
 
 class Command(Struct, frozen=True):
@@ -20,7 +20,7 @@ class Command(Struct, frozen=True):
 
 
 class Inbox:
-    """A release takes the job's waiting units out, and is obeyed before whatever else waits."""
+    """A release takes the job's waiting units out, also of batches, and is obeyed before whatever else waits."""
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
@@ -28,11 +28,10 @@ class Inbox:
         """The units whose tensors are on their way."""
         self._changed = threading.Condition()
 
-    def put(self, command: Command, *, coming: bool = False) -> None:
-        """A unit whose tensors are `coming` waits for `arrived`, and the later ones of its job wait with it."""
+    def put(self, command: Command, *, coming: Collection[UnitId] = ()) -> None:
+        """Units whose tensors are `coming` wait for `arrived`, and the later ones of their jobs wait with them."""
         with self._changed:
-            if coming and isinstance(command.message, WorkUnit):
-                self._coming.add(command.message.id)
+            self._coming.update(coming)
             self._commands.append(command)
             self._changed.notify()
 
@@ -40,13 +39,14 @@ class Inbox:
         """What came for a unit, and nothing more will: it goes on as if it had been sent with these."""
         with self._changed:
             self._coming.discard(unit)
-            self._commands = deque(_with(c, blobs) if _is(c, unit) else c for c in self._commands)
+            self._commands = deque(_with(command, unit, blobs) for command in self._commands)
             self._changed.notify()
 
     def release(self, release: Release) -> None:
         with self._changed:
-            stale = [c.message.id for c in self._commands if isinstance(c.message, WorkUnit) and _belongs(c, release)]
-            self._commands = deque(c for c in self._commands if not _belongs(c, release))
+            stale = [unit.id for command in self._commands for unit in units_of(command) if _belongs(unit, release)]
+            left = (_without(command, release) for command in self._commands)
+            self._commands = deque(command for command in left if command is not None)
             self._commands.appendleft(Command(release, dropped=tuple(stale)))
             self._changed.notify()
 
@@ -65,7 +65,7 @@ class Inbox:
 
     def units(self) -> int:
         with self._changed:
-            return sum(isinstance(command.message, WorkUnit) for command in self._commands)
+            return sum(len(units_of(command)) for command in self._commands)
 
     def get_nowait(self) -> Command | None:
         with self._changed:
@@ -75,26 +75,56 @@ class Inbox:
         """The first that need not wait for tensors, its own or those of a unit of its job before it."""
         wait: set[str] = set()
         for index, command in enumerate(self._commands):
-            unit = command.message
-            if isinstance(unit, WorkUnit) and (unit.id in self._coming or unit.id.job in wait):
-                wait.add(unit.id.job)
+            units = units_of(command)
+            if any(unit.id in self._coming or unit.id.job in wait for unit in units):
+                wait.update(unit.id.job for unit in units)
                 continue
             del self._commands[index]
             return command
         return None
 
 
-def _is(command: Command, unit: UnitId) -> bool:
-    return isinstance(command.message, WorkUnit) and command.message.id == unit
+def _with(command: Command, unit: UnitId, blobs: Mapping[str, bytes]) -> Command:
+    """The command with these among the frames of a unit, if it is one of its."""
+    if all(one.id != unit for one in units_of(command)):
+        return command
+    units, frames = [], []
+    for one, its in _parted(command):
+        mine = one.id == unit
+        units.append(replace(one, inline=(*one.inline, *blobs), fetch=None) if mine else one)
+        frames += [*its, *blobs.values()] if mine else its
+    message = Batch(tuple(units)) if isinstance(command.message, Batch) else units[0]
+    return replace(command, message=message, frames=tuple(frames))
 
 
-def _with(command: Command, blobs: Mapping[str, bytes]) -> Command:
-    unit = command.message
-    assert isinstance(unit, WorkUnit)
-    unit = replace(unit, inline=(*unit.inline, *blobs), fetch=None)
-    return replace(command, message=unit, frames=(*command.frames, *blobs.values()))
+def _parted(command: Command) -> list[tuple[WorkUnit, list[bytes]]]:
+    """Its units, each with its own frames."""
+    whole = command.message if isinstance(command.message, Batch) else Batch(units_of(command))
+    return members(whole, command.frames)
 
 
-def _belongs(command: Command, release: Release) -> bool:
-    unit = command.message
-    return isinstance(unit, WorkUnit) and unit.id.job == release.job and unit.id.epoch <= release.epoch
+def units_of(command: Command) -> tuple[WorkUnit, ...]:
+    match command.message:
+        case WorkUnit() as unit:
+            return (unit,)
+        case Batch(units=units):
+            return units
+        case _:
+            return ()
+
+
+def _belongs(unit: WorkUnit, release: Release) -> bool:
+    return unit.id.job == release.job and unit.id.epoch <= release.epoch
+
+
+def _without(command: Command, release: Release) -> Command | None:
+    """What the release leaves of a command."""
+    units = units_of(command)
+    if not any(_belongs(unit, release) for unit in units):
+        return command
+    if not isinstance(command.message, Batch):
+        return None
+    left = [one for one in members(command.message, command.frames) if not _belongs(one[0], release)]
+    if not left:
+        return None
+    return Command(Batch(tuple(unit for unit, _ in left)), tuple(frame for _, frames in left for frame in frames))

@@ -7,10 +7,10 @@ from cards.wire import Hello, Released, WorkerMessage
 from workers.execute import Answer
 
 AT_ONCE = 2
-"""Answers that may wait to be stored: with slow disks the executor waits too, or memory would fill up."""
+"""Batches of answers that may wait to be stored: with slow disks the executor waits too, or memory would fill up."""
 
-Said = Answer | Released | Hello
-"""A step's answer, or another message."""
+Said = Sequence[Answer] | Released | Hello
+"""The answers of steps that were executed together, or another message."""
 
 
 class Keeper:
@@ -25,7 +25,7 @@ class Keeper:
 
     def say(self, said: Said) -> None:
         """The executor's thread. What there is nothing to store of and nothing to wait for leaves at once."""
-        waits = self._queue.unfinished_tasks or (isinstance(said, Answer) and said.blobs)
+        waits = self._queue.unfinished_tasks or (isinstance(said, Sequence) and any(answer.blobs for answer in said))
         if waits:
             self._queue.put(said)
         else:
@@ -45,8 +45,9 @@ class Keeper:
             self._queue.task_done()
 
     def _let_out(self, said: Said) -> None:
-        if isinstance(said, Answer):
-            kept = self._keep(said)
-            self._send(kept.result, kept.frames)
-        else:
+        if not isinstance(said, Sequence):
             self._send(said, ())
+            return
+        for answer in said:
+            kept = self._keep(answer)
+            self._send(kept.result, kept.frames)

@@ -35,8 +35,8 @@ from cards.wire import (
 from workers.clock import monotonic
 from workers.dealer import Dealer
 from workers.errors import Refused
-from workers.execute import Executor
-from workers.inbox import Command, Inbox
+from workers.execute import Answer, Executor
+from workers.inbox import Command, Inbox, units_of
 from workers.keeper import Keeper, Said
 from workers.ranks import Followers
 from workers.transfers import Transfers
@@ -146,18 +146,19 @@ class Link:
                 self._inbox.release(message)
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
-            case WorkUnit():
+            case WorkUnit() | Batch():
                 self._put(message, blobs)
-            case Batch():
-                for unit, its in wire.members(message, blobs):
-                    self._put(unit, its)
             case Refuse(reason=reason):
                 self._refused = reason
 
-    def _put(self, unit: WorkUnit, frames: Sequence[bytes]) -> None:
-        comes = unit.fetch is not None and self._transfers is not None
-        self._inbox.put(Command(unit, frames), coming=comes)
-        if comes and self._transfers is not None:
+    def _put(self, message: WorkUnit | Batch, frames: Sequence[bytes]) -> None:
+        command = Command(message, frames)
+        if self._transfers is None:
+            self._inbox.put(command)
+            return
+        coming = [unit for unit in units_of(command) if unit.fetch is not None]
+        self._inbox.put(command, coming=[unit.id for unit in coming])
+        for unit in coming:
             self._transfers.fetch(unit, lambda brought: self._inbox.arrived(brought.unit, brought.blobs))
 
     def _execute(self, engine: Dealer, keeper: Keeper) -> None:
@@ -192,9 +193,10 @@ class Link:
         match command.message:
             case WorkUnit() as unit:
                 self._followers.broadcast(unit, command.frames)
-                answer = self._executor.execute(unit, list(command.frames))
-                self._followers.agree(answer)
-                return answer
+                return self._agreed([self._executor.execute(unit, list(command.frames))])
+            case Batch() as batch:
+                self._followers.broadcast(batch, command.frames)
+                return self._agreed(self._executor.execute_batch(batch, command.frames))
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
@@ -203,8 +205,13 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return self._hello(number)
-            case Shutdown() | Refuse() | Batch():
+            case Shutdown() | Refuse():
                 return None
+
+    def _agreed(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        for answer in answers:
+            self._followers.agree(answer)
+        return answers
 
     def _hello(self, answers: int = 0) -> Hello:
         me = self._identity

@@ -1,4 +1,8 @@
-"""An executor whose steps are looked at. One without observers is the plain executor: nothing of this is in its way."""
+"""An executor whose steps are looked at. One without observers is the plain executor: nothing of this is in its way.
+
+Where an observer looks into modules, steps are executed one after the other: in a call that they share, nobody could
+say whose is what. Others see each step of a batch as they see one alone.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,9 +13,9 @@ from msgspec.structs import replace
 
 from cards.extensions.observer import Observer, Seen
 from cards.extensions.observers import open_observers
-from cards.family import Components, Made
-from cards.wire import WorkPlan, WorkUnit
-from workers.execute import Answer, Executor, Loaded
+from cards.family import Asking, Components, Made
+from cards.wire import WorkPlan
+from workers.execute import Answer, Arrived, Executor, Loaded, asking
 from workers.resident import BlobStore
 
 if TYPE_CHECKING:
@@ -44,14 +48,21 @@ class ObservedExecutor(Executor):
     ) -> None:
         super().__init__(models, blobs, stores=stores, device=device)
         self._observers = observers
-        self._observed: dict[str, float] = {}
+        self._apart = any(observer.looks_inside for observer in observers)
+        self._observed: dict[str, dict[str, float]] = {}
+        """By job: of units that are executed together each is of another."""
 
-    def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
-        self._observed = {}
-        answer = super().execute(unit, frames)
-        return replace(answer, result=replace(answer.result, observed=self._observed))
+    def _goes_together(self, plan: WorkPlan) -> bool:
+        return not self._apart and super()._goes_together(plan)
 
-    def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+    def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
+        self._observed = {unit.id.job: {} for unit, _ in units}
+        return [
+            replace(answer, result=replace(answer.result, observed=self._observed[answer.result.id.job]))
+            for answer in super()._execute(units)
+        ]
+
+    def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
         model, seen = self._models[plan.instance], Seen(job, plan, tensors)
         made: list[Made] = []
         with ExitStack() as stack:
@@ -59,7 +70,7 @@ class ObservedExecutor(Executor):
                 observer.before_step(seen)
                 stack.callback(self._after, observer, seen, made)
             watched = Watched(model.components, partial(self._component, seen))
-            made.append(model.bodies[plan.kind](watched, plan, tensors))
+            made.append((yield from asking(model.bodies[plan.kind](watched, plan, tensors))))
         return made[0]
 
     def _component(self, seen: Seen, name: str, component: Any) -> None:
@@ -67,7 +78,7 @@ class ObservedExecutor(Executor):
             observer.component(seen, name, component)
 
     def _after(self, observer: Observer, seen: Seen, made: list[Made]) -> None:
-        self._observed.update(observer.after_step(seen, made[0] if made else None))
+        self._observed[seen.job].update(observer.after_step(seen, made[0] if made else None))
 
 
 class Watched(Mapping[str, Any]):

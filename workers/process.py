@@ -45,7 +45,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Two ranks share the branches of guidance instead of each evaluating all of them."""
     credits: int = 16
     threads: int = 1
-    memory_bytes: int = 8 << 30
+    memory_bytes: int | None = None
+    """For weights, tensors and steps; what the device has, if left out."""
     serves: tuple[Role, ...] = ()
     """It runs the loops of these roles and loads what they need; all if there are none."""
     transfers: str = ""
@@ -90,7 +91,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             pool=settings.pool,
             ranks=settings.ranks,
             credits=settings.credits,
-            memory_bytes=settings.memory_bytes,
+            memory_bytes=settings.memory_bytes or devices.memory_of(device),
             models=tuple(registry.identity(family) for family in families.values()),
             fingerprint=numerics,
             blobs=blobs.name,

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from cards import codec, wire
-from cards.wire import EngineMessage, Release, Shutdown, WorkUnit
+from cards.wire import Batch, EngineMessage, Release, Shutdown, WorkUnit
 from workers.errors import RanksDiverged, RankSilent, RanksUnlike
 from workers.execute import Answer, Executor
 
@@ -74,6 +74,9 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
         match wire.decode_engine_message(head):
             case WorkUnit() as unit:
                 socket.send(summary(executor.run(unit, frames)).encode())
+            case Batch() as batch:
+                for answer in executor.run_batch(batch, frames):
+                    socket.send(summary(answer).encode())
             case Release(job=job):
                 executor.resident.release(job)
             case Shutdown():

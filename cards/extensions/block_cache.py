@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cards.card import Point
 from cards.extensions.interceptor import Ran, relative_change
-from cards.forward import Forward
+from cards.forward import InParts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ class BlockCache:
     keeps: tuple[str, ...] = ("head", "tail")
     most = 1.0
 
-    def run(self, forward: Forward, kept: "Mapping[str, Tensor]", *, threshold: float, last: bool) -> Ran:
+    def run(self, forward: InParts, kept: "Mapping[str, Tensor]", *, threshold: float, last: bool) -> Ran:
         before = forward.enter()
         after = forward.head(before)
         head = after - before

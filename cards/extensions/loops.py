@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cards.card import InterceptorSpec, LoopSpec
 from cards.extensions.block_cache import BlockCache
-from cards.extensions.interceptor import InterceptedBody, Interceptor, intercepted, kept_name, semantics
+from cards.extensions.interceptor import Interceptor, Parts, intercepted, kept_name, semantics
 from cards.extensions.step_skip import StepSkip
 from cards.family import Notice, StepBody
 from cards.loop import Done, Loop, LoopContext, LoopState, StepOutput
@@ -69,7 +69,13 @@ class Intercepted:
         name, keeps = self._interceptor.name, self._interceptor.keeps
         kept = tuple(kept_name(name, branch, tensor) for branch in self._branches(plan.scalars) for tensor in keeps)
         assert plan.writes is not None, "a loop that can be intercepted promises what its steps make"
-        return replace(plan, kind=f"{plan.kind}.{name}", writes=(*plan.writes, *kept), derives=(*plan.derives, *kept))
+        return replace(
+            plan,
+            kind=f"{plan.kind}.{name}",
+            writes=(*plan.writes, *kept),
+            derives=(*plan.derives, *kept),
+            together=False,
+        )
 
     def advance(self, state: LoopState, output: StepOutput) -> LoopState:
         """Where something was reused is for people to see: no step depends on it."""
@@ -102,6 +108,6 @@ def with_interceptors(plain: Loop, spec: LoopSpec, branches: Branches) -> tuple[
     return (Choosing(plain, others), *others.values())
 
 
-def bodies(kind: str, spec: LoopSpec, body: InterceptedBody, fold: "StepBody | None") -> dict[str, StepBody]:
+def bodies(kind: str, spec: LoopSpec, body: StepBody, fold: StepBody | None, parts: Parts) -> dict[str, StepBody]:
     """What the steps of those loops run, beside the body of the plain one."""
-    return {f"{kind}.{name}": intercepted(INTERCEPTORS[name], body, fold) for name in spec.interceptors or ()}
+    return {f"{kind}.{name}": intercepted(INTERCEPTORS[name], body, fold, parts) for name in spec.interceptors or ()}

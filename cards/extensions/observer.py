@@ -26,7 +26,12 @@ class Seen(Struct, frozen=True):
 
 
 class Observer:
-    """The points at which it is called, on the executor's thread. One that is of no interest need not be overridden."""
+    """The points at which it is called, on the executor's thread. One that is of no interest need not be overridden.
+
+    Steps of several jobs are between `before_step` and `after_step` at a time, unless it `looks_inside` of components.
+    """
+
+    looks_inside = False
 
     def before_step(self, step: Seen) -> None: ...
 

@@ -18,6 +18,8 @@ from cards.family import Made
 class Profiler(Observer):
     """A GPU is waited for at each of these places, so that what it still does is not another one's time."""
 
+    looks_inside = True
+
     def __init__(self) -> None:
         self._hooks = Hooks()
         self._seconds: dict[str, float] = {}

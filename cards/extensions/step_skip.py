@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cards.card import Point
 from cards.extensions.interceptor import Ran, relative_change
-from cards.forward import Forward
+from cards.forward import InParts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class StepSkip:
     keeps: tuple[str, ...] = ("modulated", "change", "output")
     most = 1.0
 
-    def run(self, forward: Forward, kept: "Mapping[str, Tensor]", *, threshold: float, last: bool) -> Ran:
+    def run(self, forward: InParts, kept: "Mapping[str, Tensor]", *, threshold: float, last: bool) -> Ran:
         modulated = forward.modulated().float()
         if kept and not last:
             change = kept["change"] + relative_change(modulated, kept["modulated"])

@@ -15,6 +15,8 @@ from cards.family import Made
 
 
 class Taps(Observer):
+    looks_inside = True
+
     def __init__(self, module: str, folder: Path | None) -> None:
         self._component, _, self._path = module.partition(".")
         self._module = module

@@ -4,7 +4,6 @@ B batch, L tokens, D width, C channels of a token, H W picture height and width 
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from diffusers import Flux2KleinPipeline
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import Tensor
 
-from cards import branches
-from cards.family import Components, Made, Reads, StepBody
+from cards.family import Asking, Components, Made, Reads, StepBody
+from cards.forward import Forward, single
 from cards.guidance import ClassifierFree
 from cards.picture import PARTS, drawn
 from cards.solvers import SOLVERS, begun
@@ -29,7 +28,7 @@ def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     return Made({name: pipeline.encode_prompt(str(plan.scalars[name]))[0] for name in plan.writes or ()})
 
 
-def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     """The latent (1, H * W, C) one step nearer to the picture. The shift grows with H * W, and falls with the steps."""
     pipeline, steps = _pipeline(components, "transformer", "vae"), int(plan.scalars["steps"])
     transformer = pipeline.transformer
@@ -37,21 +36,20 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     mu = compute_empirical_mu(image_seq_len=latent_BLC.shape[1], num_steps=steps)
     scheduler = begun(components["scheduler"], sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
-    def forward(branch: str) -> Tensor:
-        velocity: Tensor = transformer(
-            hidden_states=latent_BLC.to(transformer.dtype),
-            timestep=scheduler.timesteps[plan.step].expand(1).to(latent_BLC) / 1000,
-            guidance=None,
-            encoder_hidden_states=reads[branch],
-            txt_ids=pipeline._prepare_text_ids(reads[branch]).to(latent_BLC.device),
-            img_ids=_places(pipeline, plan, latent_BLC),
-            return_dict=False,
-        )[0]
-        return velocity
+    def forward(text_BLD: Tensor) -> Forward:
+        rows = {
+            "hidden_states": latent_BLC.to(transformer.dtype),
+            "timestep": scheduler.timesteps[plan.step].expand(1).to(latent_BLC) / 1000,
+            "encoder_hidden_states": text_BLD,
+        }
+        places = {
+            "txt_ids": pipeline._prepare_text_ids(text_BLD).to(latent_BLC.device),
+            "img_ids": _places(pipeline, plan, latent_BLC),
+        }
+        return Forward(transformer, rows, {"guidance": None, **places, "return_dict": False})
 
-    forwards = {branch: partial(forward, branch) for branch in GUIDANCE.branches(plan.scalars)}
-    outputs = branches.evaluate_one(components, forwards)
-    velocity, remembered = GUIDANCE.combine(outputs, plan.scalars)
+    outputs = yield {branch: forward(reads[branch]) for branch in GUIDANCE.branches(plan.scalars)}
+    velocity, remembered = GUIDANCE.combine(single(outputs), plan.scalars)
     return Made(SOLVERS["euler"].advance(scheduler, plan.step, latent_BLC, velocity, {}), remembered)
 
 

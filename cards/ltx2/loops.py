@@ -15,6 +15,8 @@ class Denoise(Counted):
     names that its own have later; so for the generator, whose state is left to a stage that follows.
     """
 
+    together = True
+
     def __init__(self, instance: str, semantics: str, version: Version, *, shrink: int = 1) -> None:
         super().__init__(instance)
         self.semantics = semantics

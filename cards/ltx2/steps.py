@@ -5,7 +5,6 @@ bins per latent, T frames, H' W' pixels, A audio channels, N samples.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +13,9 @@ from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 from torch import Tensor
 
-from cards import branches, media
-from cards.family import Artifact, Components, Made, Reads, StepBody
+from cards import media
+from cards.family import Artifact, Asking, Components, Made, Reads, StepBody
+from cards.forward import Forward, Outputs
 from cards.ltx2 import guidance
 from cards.ltx2.card import TEXT_TOKENS
 from cards.solvers import SOLVERS, begun
@@ -55,14 +55,15 @@ def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     return Made({"text": video, "audio_text": audio, "mask": mask})
 
 
-def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     """One Euler step of both modalities, packed and float32: `latent` (B, S, C), `audio` (B, L, C M)."""
     pipeline = _pipeline(components, "transformer", "vae", "audio_vae")
     state = dict(reads) if plan.step else {**reads, **_begin(pipeline, plan, reads)}
     samples = {"video": state["latent"], "audio": state["audio"]}
     scheduler = _scheduler(components["scheduler"], plan, tokens=state["latent"].shape[1])
     t = scheduler.timesteps[plan.step].to(state["latent"].device)
-    velocities = _velocities(components, pipeline, plan, reads, samples, t)
+    forwards = _forwards(pipeline, plan, reads, samples, t)
+    velocities = _velocities((yield forwards), forwards["prompted"].count)
     moved = {}
     for modality, scale in guidance.scales(plan.scalars).items():
         sample = samples[modality]
@@ -155,13 +156,13 @@ def _begin(pipeline: Any, plan: WorkPlan, reads: Reads) -> dict[str, Tensor]:
     }
 
 
-def _velocities(
-    components: Components, pipeline: Any, plan: WorkPlan, reads: Reads, samples: Mapping[str, Tensor], t: Tensor
-) -> dict[str, dict[str, Tensor]]:
-    """By branch and modality, what the transformer sees. The first forward has the prompt, and is without it too."""
+def _forwards(
+    pipeline: Any, plan: WorkPlan, reads: Reads, samples: Mapping[str, Tensor], t: Tensor
+) -> dict[str, Forward]:
+    """By branch. The first one has the prompt, and is without it too."""
     needed = guidance.branches(plan.scalars)
     count = 2 if "unprompted" in needed else 1
-    forwards = {"prompted": partial(_forward, pipeline, plan, reads, samples, t, count)}
+    forwards = {"prompted": _forward(pipeline, plan, reads, samples, t, count)}
     prompted = {name: reads[name].chunk(count)[-1] for name in ("text", "audio_text", "mask")}
     changes: dict[str, dict[str, Any]] = {
         "skipped": {"spatio_temporal_guidance_blocks": [int(plan.scalars["skipped"])]},
@@ -169,10 +170,14 @@ def _velocities(
     }
     for branch, change in changes.items():
         if branch in needed:
-            forwards[branch] = partial(_forward, pipeline, plan, prompted, samples, t, 1, **change)
-    made = branches.evaluate(components, forwards)
-    first = _each(made.pop("prompted"), count)
-    return dict(zip(("unprompted", "prompted")[-count:], first, strict=True)) | made
+            forwards[branch] = _forward(pipeline, plan, prompted, samples, t, 1, **change)
+    return forwards
+
+
+def _velocities(made: Mapping[str, Outputs], count: int) -> dict[str, Outputs]:
+    """By branch and modality, what the transformer sees. The first forward is of `count` samples."""
+    first = dict(zip(("unprompted", "prompted")[-count:], _each(made["prompted"], count), strict=True))
+    return first | {branch: outputs for branch, outputs in made.items() if branch not in first}
 
 
 def _forward(
@@ -183,15 +188,15 @@ def _forward(
     t: Tensor,
     count: int,
     **changes: Any,
-) -> dict[str, Tensor]:
-    """One forward of `count` copies of the samples, each with its own text."""
+) -> Forward:
+    """Of `count` copies of the samples, each with its own text."""
     transformer, fps = pipeline.transformer, float(plan.scalars["fps"])
     grid, length = _video_grid(pipeline, plan), _audio_grid(pipeline, plan).length
     inputs = {name: (torch.cat([one] * count) if count > 1 else one) for name, one in samples.items()}
     device, dtype = inputs["video"].device, text["text"].dtype
     video_coords = transformer.rope.prepare_video_coords(1, *grid, device, fps=fps)
     audio_coords = transformer.audio_rope.prepare_audio_coords(1, length, device)
-    arguments = {
+    rows = {
         "hidden_states": inputs["video"].to(dtype),
         "audio_hidden_states": inputs["audio"].to(dtype),
         "encoder_hidden_states": text["text"],
@@ -200,21 +205,22 @@ def _forward(
         "sigma": t.expand(count),
         "encoder_attention_mask": text["mask"],
         "audio_encoder_attention_mask": text["mask"],
+        "video_coords": video_coords.repeat(count, *[1] * (video_coords.ndim - 1)),
+        "audio_coords": audio_coords.repeat(count, *[1] * (audio_coords.ndim - 1)),
+    }
+    common = {
         "num_frames": grid.frames,
         "height": grid.height,
         "width": grid.width,
         "fps": fps,
         "audio_num_frames": length,
-        "video_coords": video_coords.repeat(count, *[1] * (video_coords.ndim - 1)),
-        "audio_coords": audio_coords.repeat(count, *[1] * (audio_coords.ndim - 1)),
         "use_cross_timestep": bool(plan.scalars["cross_timestep"]),
         "return_dict": False,
     }
-    video, audio = transformer(**arguments | changes)
-    return {"video": video, "audio": audio}
+    return Forward(transformer, rows, common | changes, makes=guidance.MODALITIES)
 
 
-def _each(whole: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+def _each(whole: Outputs, count: int) -> list[Outputs]:
     """A batch's members."""
     parts = {name: one.chunk(count) for name, one in whole.items()}
     return [{name: one[index] for name, one in parts.items()} for index in range(count)]

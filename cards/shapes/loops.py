@@ -23,6 +23,7 @@ class Denoise(Counted):
 
     semantics = "shapes.flow_euler.cfg/1"
     peak_bytes = 32 * _MIB
+    together = True
 
     def steps(self, context: LoopContext) -> int:
         return context.request.steps

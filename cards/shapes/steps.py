@@ -4,13 +4,13 @@ B batch, L words, D width, C latent channels, F latent frames, H W latent height
 """
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from cards import branches, media, sampling
-from cards.family import Artifact, Components, Made, Reads, StepBody
+from cards import media, sampling
+from cards.family import Artifact, Asking, Components, Made, Reads, StepBody
+from cards.forward import Forward, single
 from cards.guidance import ClassifierFree, GuidancePolicy
 from cards.shapes.card import CARD, SCALE
 from cards.shapes.model import CONFIG
@@ -31,7 +31,7 @@ def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     )
 
 
-def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     """One Euler step under guidance; the first one draws the noise that it starts from."""
     steps, shift = int(plan.scalars["steps"]), float(plan.scalars["shift"])
     t, next_t = (sampling.flow_time(step, steps, shift) for step in (plan.step, plan.step + 1))
@@ -39,11 +39,12 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     latent_BCFHW = reads["latent"] if "latent" in reads else _first_latent(int(plan.scalars["seed"])).to(device)
     t_BF = torch.full((1, CONFIG.latent_frames), t, device=device)
     forwards = {
-        branch: partial(components["transformer"], latent_BCFHW, t_BF, reads[branch])
+        branch: Forward(
+            components["transformer"], {"latent_BCFHW": latent_BCFHW, "t_BF": t_BF, "text_BLD": reads[branch]}
+        )
         for branch in GUIDANCE.branches(plan.scalars)
     }
-    outputs = branches.evaluate_one(components, forwards)
-    velocity_BCFHW, remembered = GUIDANCE.combine(outputs, plan.scalars)
+    velocity_BCFHW, remembered = GUIDANCE.combine(single((yield forwards)), plan.scalars)
     artifacts: tuple[Artifact, ...] = ()
     if "preview" in plan.emits:
         artifacts = (_preview(components, sampling.data_estimate(latent_BCFHW, velocity_BCFHW, t)),)

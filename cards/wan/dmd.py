@@ -70,6 +70,7 @@ class DenoiseDmd(Counted):
     """The state is the latent, in float32, and nothing else."""
 
     semantics = SEMANTICS
+    together = True
 
     def steps(self, context: LoopContext) -> int:
         return context.request.steps

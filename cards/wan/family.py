@@ -94,8 +94,9 @@ class Wan(OneCheckpoint):
 
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps
+        from cards.wan.forward import WanForward
 
-        more = bodies("denoise", self.card.loops["denoise"], steps.denoise, steps.advance)
+        more = bodies("denoise", self.card.loops["denoise"], steps.denoise, steps.advance, WanForward)
         return {**steps.BODIES, **more}
 
 

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cards.forward import OUTPUT, Forward
+
 
 def weight_of(transformer: Any) -> Tensor:
     """One that has the module's type and place: that finds them by a walk through itself, in milliseconds."""
@@ -13,15 +15,15 @@ def weight_of(transformer: Any) -> Tensor:
 
 
 class WanForward:
-    """`inputs` are the module's keyword arguments, one timestep a sample."""
+    """Its adapters are on. One timestep a sample."""
 
-    def __init__(self, transformer: Any, inputs: dict[str, Any]) -> None:
-        self._transformer = transformer
-        self._inputs = inputs
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._transformer = forward.module
+        self._inputs = forward.rows
 
     def whole(self) -> Tensor:
-        output: Tensor = self._transformer(**self._inputs, return_dict=False)[0]
-        return output
+        return self._forward.call(self._inputs)[OUTPUT]
 
     def modulated(self) -> Tensor:
         """What shifts, scales and gates every block: (B, 6 D)."""

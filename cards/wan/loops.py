@@ -25,6 +25,8 @@ class Denoise(Counted):
     Which of two experts runs a step follows from its time on the shifted schedule and the scalar `boundary`.
     """
 
+    together = True
+
     def __init__(self, instance: str, semantics: str, solver: str, policy: str) -> None:
         super().__init__(instance)
         self.semantics = semantics

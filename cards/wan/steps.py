@@ -5,7 +5,6 @@ B batch, L tokens, D width, C latent channels, F latent frames, H W latent heigh
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,17 +14,20 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from torch import Tensor
 
-from cards import branches, lora, media, pack, sampling
-from cards.family import Artifact, Components, Made, Reads, StepBody
+from cards import lora, media, pack, sampling
+from cards.family import Artifact, Asking, Components, Made, Reads, StepBody
 from cards.folding import MADE
-from cards.forward import Through, whole
+from cards.forward import OUTPUT, Forward, single
 from cards.solvers import SOLVERS, fresh
 from cards.wan.card import LEAST_TOKENS, LOW_NOISE, TEXT_TOKENS, scale_of
-from cards.wan.forward import WanForward, weight_of
+from cards.wan.forward import weight_of
 from cards.wan.loops import GUIDANCE
 from cards.wire import Scalar, WorkPlan
 
 Scalars = Mapping[str, Scalar]
+
+TOGETHER = "together"
+"""The one forward of which the branches are rows."""
 
 
 def encode_text(components: Components, plan: WorkPlan, reads: Reads) -> Made:
@@ -68,7 +70,7 @@ def encode_image(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     return Made({"condition": condition, "image_tokens": pipeline.encode_image(picture)})
 
 
-def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Through = whole) -> Made:
+def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     """The velocity that the transformer sees at this step, under guidance."""
     scheduler = _scheduler(components, plan)
     t_B = scheduler.timesteps[plan.step].expand(1)
@@ -81,19 +83,14 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads, through: Throu
     scalars = {**plan.scalars, "guidance": scale}
     policy = GUIDANCE[str(scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}  # whether at all, the request says
-    seen = reads.get("image_tokens")
-    with _adapted(transformer, plan, reads) if expert == "transformer" else nullcontext():
-        if policy.together and _tokens(transformer, latent_BCFHW) >= LEAST_TOKENS:
-            latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
-            rows = _forward(transformer, latents, t_B, torch.cat([*texts.values()]), seen).whole()
-            outputs = dict(zip(texts, rows.split(1), strict=True))
-        else:
-            forwards = {
-                branch: partial(through, branch, _forward(transformer, latent_BCFHW, t_B, text, seen))
-                for branch, text in texts.items()
-            }
-            shared = components if through is whole else {}  # what an interceptor remembers is of all branches
-            outputs = branches.evaluate_one(shared, forwards)
+    loras = _loras(plan, reads) if expert == "transformer" else None
+    forward = partial(_forward, transformer, t_B=t_B, seen_BLD=reads.get("image_tokens"), loras=loras)
+    if policy.together and _tokens(transformer, latent_BCFHW) >= LEAST_TOKENS:
+        latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
+        made = yield {TOGETHER: forward(latents, text_BLD=torch.cat([*texts.values()]))}
+        outputs = dict(zip(texts, made[TOGETHER][OUTPUT].split(1), strict=True))
+    else:
+        outputs = single((yield {branch: forward(latent_BCFHW, text_BLD=text) for branch, text in texts.items()}))
     velocity, remembered = policy.combine(outputs, scalars)
     return Made({"velocity": velocity}, remembered)
 
@@ -105,7 +102,7 @@ def advance(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     return Made(_solver(plan).advance(_scheduler(components, plan), plan.step, latent, velocity, reads))
 
 
-def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
+def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     """The data as a student sees it at this step, with the noise of the next one: x' = (1 - s') x0 + s' noise.
 
     x0 = x - s v is taken in float64, as FastVideo does. At the last step it is the latent.
@@ -113,8 +110,9 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Made:
     transformer = components["transformer"]
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
-    with _adapted(transformer, plan, reads):
-        velocity = _forward(transformer, latent.to(weight_of(transformer).dtype), t_B, reads["text"]).whole()
+    latent_BCFHW = latent.to(weight_of(transformer).dtype)
+    forward = _forward(transformer, latent_BCFHW, t_B, reads["text"], loras=_loras(plan, reads))
+    velocity = single((yield {"text": forward}))["text"]
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
     following = plan.step + 1
     if following == plan.scalars["steps"]:
@@ -200,23 +198,28 @@ def _tokens(transformer: Any, latent_BCFHW: Tensor) -> int:
     return latent_BCFHW[0, 0].numel() // patch
 
 
-def _adapted(transformer: Any, plan: WorkPlan, reads: Reads) -> AbstractContextManager[None]:
-    """LoRAs are of the first transformer, as diffusers loads them."""
-    return lora.applied(transformer, plan, reads, WanPipeline.lora_state_dict)
+def _loras(plan: WorkPlan, reads: Reads) -> lora.Stack | None:
+    """They are of the first transformer, as diffusers loads them."""
+    return lora.stack(plan, reads, WanPipeline.lora_state_dict)
 
 
 def _forward(
-    transformer: Any, latent_BCFHW: Tensor, t_B: Tensor, text_BLD: Tensor, seen_BLD: Tensor | None = None
-) -> WanForward:
-    batch, dtype = len(latent_BCFHW), weight_of(transformer).dtype
-    inputs = {
+    transformer: Any,
+    latent_BCFHW: Tensor,
+    t_B: Tensor,
+    text_BLD: Tensor,
+    seen_BLD: Tensor | None = None,
+    loras: lora.Stack | None = None,
+) -> Forward:
+    batch = len(latent_BCFHW)
+    rows = {
         "hidden_states": latent_BCFHW,
         "timestep": t_B.expand(batch).to(latent_BCFHW.device),
-        "encoder_hidden_states": text_BLD.to(dtype),
+        "encoder_hidden_states": text_BLD.to(latent_BCFHW.dtype),
     }
     if seen_BLD is not None:
-        inputs["encoder_hidden_states_image"] = seen_BLD.to(dtype).repeat(batch, 1, 1)
-    return WanForward(transformer, inputs)
+        rows["encoder_hidden_states_image"] = seen_BLD.to(latent_BCFHW.dtype).repeat(batch, 1, 1)
+    return Forward(transformer, rows, {"return_dict": False}, adapters=loras, part=1)
 
 
 def _timestep(plan: WorkPlan, step: int) -> Tensor:

@@ -1,5 +1,6 @@
 """What a worker has left to give, and whether a step may have it: all that it demands at once, or nothing."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -8,11 +9,13 @@ from msgspec import Struct, field
 from cards.wire import Hello, ModelIdentity
 from engine.scheduling.ready import Demand, Ready
 
-AT_ONCE = 2
-"""Placements that a worker holds in any case: one runs, and the next is there when it is done."""
-
 QUEUE_S = 0.02
-"""Seconds of work that a worker holds beyond that: what waits there cannot be overtaken by what is more urgent."""
+"""A worker that is busy is sent more once so little of its work is left: it is not to be idle while word of a step's
+end comes and the next is sent. But what it holds cannot be overtaken by what is more urgent, and video steps are long.
+"""
+
+SOON_S = 0.001
+"""What is so near is there."""
 
 
 class Room(Struct, kw_only=True, eq=False):
@@ -33,7 +36,7 @@ class Room(Struct, kw_only=True, eq=False):
     outstanding: int = 0
     """Placements that are with it."""
     queued_s: float = 0.0
-    """Seconds of work that they are."""
+    """Seconds of work that are left of them, as predicted."""
     free_bytes: float
     """Beside the weights, the tensors of the jobs at home here, and the peaks of the steps that are with it."""
     peak_bytes: float = 0
@@ -54,7 +57,14 @@ class Room(Struct, kw_only=True, eq=False):
     @property
     def has_place(self) -> bool:
         """Whether one more placement would not wait here for longer than it should."""
-        return self.credits > 0 and (self.outstanding < AT_ONCE or self.queued_s < QUEUE_S) and not self.draining
+        return self.place_in_s < SOON_S
+
+    @property
+    def place_in_s(self) -> float:
+        """How long until it has a place, if all goes as predicted; for ever if that depends on something else."""
+        if self.draining or self.credits <= 0:
+            return math.inf
+        return self.queued_s - QUEUE_S if self.outstanding else 0.0
 
     def takes(self, ready: Ready, at_once: int | None = None) -> bool:
         """Whether a step may be placed here now, where `at_once` jobs of a share are in progress at most."""
@@ -64,6 +74,14 @@ class Room(Struct, kw_only=True, eq=False):
         if not self.outstanding and (at_home or not self.jobs.total()):
             return self.has_place
         return self.has_place and self.fits(ready)
+
+    def goes_behind(self, ready: Ready) -> bool:
+        """Whether a step is sent behind what is here: if it follows on just that, or takes no time to speak of.
+
+        Another would be in the way of whatever comes of that, which is not known before it is done.
+        """
+        follows = ready.bound and self.outstanding == 1
+        return not self.outstanding or follows or ready.demand.seconds < QUEUE_S
 
     def is_crowded(self, ready: Ready, at_once: int | None) -> bool:
         """Whether one more job of this share would be too many."""

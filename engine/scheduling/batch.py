@@ -7,7 +7,7 @@ from engine.scheduling.ready import Ready
 
 
 def members(
-    first: Ready, partners: Iterable[Ready], room: Room, *, most: int, at_once: int | None
+    first: Ready, partners: Iterable[Ready], room: Room, *, most: int, most_s: float, at_once: int | None
 ) -> tuple[Ready, ...]:
     """`first` and those that run with it there, as far as they fit. It has been placed in the room; they are here.
 
@@ -15,7 +15,7 @@ def members(
     """
     together = [first]
     for ready in partners:
-        if len(together) == most:
+        if len(together) == most or first.demand.seconds * (len(together) + 1) > most_s:
             break
         if ready.job != first.job and _joins(ready, room, at_once):
             room.add(ready)
@@ -23,9 +23,11 @@ def members(
     return tuple(together)
 
 
-def holds(ready: Ready, partners: int, now: float, *, most: int, wait_s: float) -> bool:
+def holds(ready: Ready, partners: int, now: float, *, most: int, most_s: float, wait_s: float) -> bool:
     """Whether a step waits for partners, of which there are `partners`: not for ever, and not until it is late."""
     if ready.group is None or partners >= most or now >= ready.since + wait_s:
+        return False
+    if ready.demand.seconds * (partners + 1) > most_s:
         return False
     return ready.deadline is None or ready.since + wait_s + ready.left_s <= ready.deadline
 

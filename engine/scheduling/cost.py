@@ -147,5 +147,9 @@ class CostModel:
         for figure in self._figures.values():
             figure.warm.discard(worker)
 
+    def known(self) -> Iterator[tuple[StepKind, Figure]]:
+        """All that steps have been lined up of, on devices that were there."""
+        return ((kind, figure) for kind, figure in self._figures.items() if kind.pool)
+
     def measured(self) -> Iterator[tuple[StepKind, Figure]]:
         return ((kind, figure) for kind, figure in self._figures.items() if figure.samples or figure.cold)

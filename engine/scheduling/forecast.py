@@ -16,6 +16,7 @@ from cards.request import ResolvedRequest
 from cards.sizes import WIDTH, Measurable
 from engine.errors import LoopFailed
 from engine.plan import KindPlan, plan
+from engine.scheduling.ready import Demand
 
 MOST = 500
 """Shapes of jobs that are remembered."""
@@ -33,9 +34,10 @@ class Forecast(Struct, frozen=True):
         """What the job has on its device at most, but for the activations of the step that runs."""
         return max((kind.tensor_bytes for kind in self.kinds), default=0)
 
-    @property
-    def peak_bytes(self) -> int:
-        return max((kind.activation_bytes for kind in self.kinds), default=0)
+    def demand(self, weights_bytes: int) -> Demand:
+        """Of the largest step. Seconds are left out."""
+        peak = max((kind.activation_bytes for kind in self.kinds), default=0)
+        return Demand(0.0, self.resident_bytes, peak, weights_bytes)
 
     def of(self, node: str, kind: str) -> KindPlan | None:
         return next((one for one in self.kinds if (one.node, one.kind) == (node, kind)), None)

@@ -77,11 +77,6 @@ def length(ready: Ready) -> str:
     return "short" if ready.served_s + ready.left_s <= SHORT_S else "long"
 
 
-def slack_s(ready: Ready, now: float) -> float:
-    """How long the job could stand still and yet be done in time."""
-    return due(ready) - now - ready.left_s
-
-
 def due(ready: Ready) -> float:
     """When a job should be done: its deadline, or what is decent for one of its length."""
     if ready.deadline is not None:
@@ -106,8 +101,8 @@ def _most_alike(ready: Ready, outlook: Outlook) -> Key:
     return (0.0, ready.since) if held else (1.0, -outlook.together, ready.since)
 
 
-def _least_slack(ready: Ready, outlook: Outlook) -> Key:
-    return (slack_s(ready, outlook.now),)
+def _first_due(ready: Ready, outlook: Outlook) -> Key:
+    return (due(ready),)
 
 
 FIFO = Ruled(name="fifo", rule=_in_order, shared_by=lambda ready: "", at_once=1)
@@ -126,8 +121,8 @@ BATCH_FIRST = Ruled(name="batch_first", rule=_most_alike)
 FAIR = Ruled(name="fair", rule=_least_served)
 """The tenant that has had least device time lately, and its oldest job."""
 
-DEADLINE = Ruled(name="deadline", rule=_least_slack)
-"""The job that can least afford to wait."""
+DEADLINE = Ruled(name="deadline", rule=_first_due)
+"""The job that is due first. By least slack two jobs of a kind would take turns, and both be done when the later is."""
 
 POLICIES: Mapping[str, Policy] = {
     policy.name: policy for policy in (FIFO, RUN_TO_COMPLETION, ROUND_ROBIN, BATCH_FIRST, FAIR, DEADLINE)

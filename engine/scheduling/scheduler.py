@@ -3,6 +3,7 @@
 Nothing here waits, sends or measures; what it is told and when decides all that it says.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
@@ -25,6 +26,10 @@ LATENCY_S = 60.0
 class Limits(Struct, frozen=True, kw_only=True):
     batch_most: int = 1
     """Steps that run together."""
+    batch_s: float = 0.5
+    """How long they would take one by one, at most: what fills a device by itself gains nothing by company, and what
+    takes long cannot be interrupted.
+    """
     batch_wait_s: float = 0.0
     """How long a step waits for partners."""
     ageing_s: float = 60.0
@@ -52,7 +57,9 @@ class Scheduler:
         self.shares = shares or Shares()
         self.line = Line(policy, self.shares)
         self.due_at: float | None = None
-        """When to plan again if nothing else happens: a step then has waited for partners long enough."""
+        """When to plan again if nothing else happens: a worker then is nearly done with what it has, or a step has
+        waited for partners long enough.
+        """
         self._since_aged = AGED_EVERY
         self._latency_until = 0.0
 
@@ -73,8 +80,12 @@ class Scheduler:
         """
         self.due_at = None
         there = {room.worker: room for room in rooms}
-        if not self.line or not any(room.has_place for room in there.values()):
-            return []
+        placements = self._placements(there, now) if any(room.has_place for room in there.values()) else []
+        if self.line:
+            self._due_in(min((room.place_in_s for room in there.values() if not room.has_place), default=math.inf), now)
+        return placements
+
+    def _placements(self, there: Mapping[str, Room], now: float) -> list[Placement]:
         placements = self._aged(there, now) if self._since_aged >= AGED_EVERY else []
         taken = {ready.job for placement in placements for ready in placement.members}
         for ready in self.line.in_order(self._homes(there), now):
@@ -82,7 +93,10 @@ class Scheduler:
                 continue
             if (room := self._choose(ready, there, now)) is None:
                 continue  # this one does not fit now; it must not block one that does
-            placements.append(self._place(ready, room, taken))
+            if room.goes_behind(ready):
+                placements.append(self._place(ready, room, taken))
+            else:
+                room.credits = 0  # it is next there, as soon as that is idle
             if not any(room.has_place for room in there.values()):
                 break
         for job in taken:
@@ -133,22 +147,26 @@ class Scheduler:
         together: tuple[Ready, ...] = (first,)
         if first.group is not None and self.limits.batch_most > 1:
             partners = (ready for ready in self.line.together(first.group) if ready.job not in taken)
-            most, at_once = self.limits.batch_most, self.policy.at_once
-            together = batch.members(first, partners, room, most=most, at_once=at_once)
+            most, most_s = self.limits.batch_most, self.limits.batch_s
+            at_once = self.policy.at_once
+            together = batch.members(first, partners, room, most=most, most_s=most_s, at_once=at_once)
         room.jumbo = room.jumbo or first.demand.seconds > self.limits.jumbo_s
         taken.update(ready.job for ready in together)
         self._since_aged += 1
         return Placement(room.worker, together)
 
     def _holds(self, ready: Ready, now: float) -> bool:
-        most, wait_s = self.limits.batch_most, self.limits.batch_wait_s
+        most, most_s, wait_s = self.limits.batch_most, self.limits.batch_s, self.limits.batch_wait_s
         if ready.group is None or most < 2 or not wait_s:
             return False
-        if not batch.holds(ready, len(self.line.together(ready.group)), now, most=most, wait_s=wait_s):
+        if not batch.holds(ready, len(self.line.together(ready.group)), now, most=most, most_s=most_s, wait_s=wait_s):
             return False
-        until = ready.since + wait_s
-        self.due_at = until if self.due_at is None else min(self.due_at, until)
+        self._due_in(ready.since + wait_s - now, now)
         return True
+
+    def _due_in(self, seconds: float, now: float) -> None:
+        if seconds < math.inf:
+            self.due_at = min(now + seconds, math.inf if self.due_at is None else self.due_at)
 
     def _aged(self, rooms: Mapping[str, Room], now: float) -> list[Placement]:
         """The step that has waited longest goes first, or a worker is kept free for it."""

@@ -28,11 +28,11 @@ ALLOWED = {
     "frames": "a whole number",
     "preview_every": "a whole number",
     "priority": "a whole number",
-    "tenant": "a text",
-    "deadline_s": "a number of seconds",
     "metadata": 'an object of texts such as {"user": "ada"}',
     "strengths": "a list of numbers such as [0.8, 1.0], one for each LoRA of the job",
     "interceptors": 'an object of thresholds such as {"step_skip": 0.1}',
+    "tenant": "a text",
+    "deadline_s": "a number of seconds, or null",
 }
 """What each field of a request takes."""
 

@@ -1,4 +1,4 @@
-"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds|loop ...]`: figures, and the machine they are of."""
+"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds|loop|batch ...]`: figures, and their machine."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import blobs, folds, livez, loop, overhead, recovery, steps
+from ops.bench import batch, blobs, folds, livez, loop, overhead, recovery, steps
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -20,6 +20,7 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "blobs": blobs.run,
     "folds": folds.run,
     "loop": loop.run,
+    "batch": batch.run,
 }
 
 

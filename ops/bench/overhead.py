@@ -6,7 +6,8 @@ from time import perf_counter
 
 import anyio.to_thread
 
-from cards.family import Family
+from cards.branches import alone
+from cards.family import Family, Made, Reads
 from cards.loop import LoopContext, StepOutput
 from cards.registry import load
 from cards.request import GenerationRequest, resolve
@@ -66,11 +67,14 @@ class Bare:
 
         with torch.inference_mode():
             encode, *steps = self._plans
-            made = dict(self._bodies["encode_text"](self._components, encode, {}).tensors)
+            made = dict(self._made("encode_text", encode, {}).tensors)
             began = perf_counter()
             for plan in steps:
-                made |= self._bodies["denoise"](self._components, plan, made).tensors
+                made |= self._made("denoise", plan, made).tensors
             return (perf_counter() - began) / len(steps)
+
+    def _made(self, kind: str, plan: WorkPlan, reads: Reads) -> Made:
+        return alone(self._components, self._bodies[kind](self._components, plan, reads))
 
 
 def _plans(family: Family, request: GenerationRequest) -> list[WorkPlan]:

@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 
 from cards import codec
+from cards.branches import alone
 from cards.card import Node
 from cards.family import Components, Made
 from cards.loop import Done, LoopContext, LoopState, StepOutput
@@ -90,7 +91,7 @@ def run(components: Components, request: ResolvedRequest, saved: bytes | None = 
 def execute(components: Components, plan: WorkPlan, blobs: Blobs) -> Made:
     reads = {name: codec.decode(blobs[ref.digest]) for name, ref in plan.reads.items()}
     with torch.inference_mode():
-        return FAMILY.bodies()[plan.kind](components, plan, reads)
+        return alone(components, FAMILY.bodies()[plan.kind](components, plan, reads))
 
 
 def keep(made: Made, blobs: Blobs) -> dict[str, TensorRef]:
@@ -191,10 +192,10 @@ class Counting:
         self.texts: list[float] = []
         self.times: list[torch.Tensor] = []
 
-    def __call__(self, latent: torch.Tensor, t: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        self.texts.append(float(text))
-        self.times.append(t)
-        return torch.full_like(latent, float(text))
+    def __call__(self, latent_BCFHW: torch.Tensor, t_BF: torch.Tensor, text_BLD: torch.Tensor) -> torch.Tensor:
+        self.texts.append(float(text_BLD))
+        self.times.append(t_BF)
+        return torch.full_like(latent_BCFHW, float(text_BLD))
 
 
 def denoise(transformer: Counting, step: int = 0, **fields: Any) -> Made:
@@ -206,7 +207,8 @@ def denoise(transformer: Counting, step: int = 0, **fields: Any) -> Made:
     plan = loop.next(state)
     assert isinstance(plan, WorkPlan)
     reads = {"text": torch.tensor(1.0), "negative": torch.tensor(-1.0), "latent": torch.zeros(1, 32, 6, 8, 8)}
-    return FAMILY.bodies()["denoise"]({"transformer": transformer}, plan, {name: reads[name] for name in plan.reads})
+    components = {"transformer": transformer}
+    return alone(components, FAMILY.bodies()["denoise"](components, plan, {name: reads[name] for name in plan.reads}))
 
 
 def test_guidance_one_asks_the_transformer_once() -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId
 from engine.fleet import AtHome, Fleet, Reserved, Seat
+from engine.scheduling.admission import Room
 from engine.scheduling.ready import Demand
 
 MODEL = ModelIdentity("toy", "c", "w")
@@ -28,7 +29,7 @@ def hello(worker: str, *, credits: int = 2, memory_bytes: int = 100, pid: int = 
 
 
 def reserved(batch: int, peak_bytes: int = 10, seconds: float = 0.1) -> Reserved:
-    return Reserved(batch=batch, model="toy", demand=Demand(seconds, 0, peak_bytes))
+    return Reserved(batch=batch, model="toy", demand=Demand(seconds, 0, peak_bytes), expected_s=seconds)
 
 
 def unit(number: int, job: str = "j") -> UnitId:
@@ -38,6 +39,10 @@ def unit(number: int, job: str = "j") -> UnitId:
 def seat(worker: str, *units: Reserved, credits: int = 2, memory_bytes: int = 100) -> Seat:
     outstanding = {unit(n): one for n, one in enumerate(units)}
     return Seat(hello=hello(worker, credits=credits, memory_bytes=memory_bytes), heard_at=0.0, outstanding=outstanding)
+
+
+def room(seat: Seat, now: float = 0.0) -> Room:
+    return seat.room(AtHome(), {"toy": 0}, jumbo_s=5.0, now=now)
 
 
 # -- what a worker has left -------------------------------------------------------------------------------------
@@ -59,12 +64,14 @@ def test_what_runs_are_all_units_of_the_batch_that_was_sent_first() -> None:
 
 
 def test_short_steps_queue_at_a_worker_and_long_ones_do_not() -> None:
-    def has_place(*seconds: float, credits: int = 16) -> bool:
+    def has_place(*seconds: float, credits: int = 16, after_s: float = 0.0) -> bool:
         units = (reserved(batch, seconds=one) for batch, one in enumerate(seconds))
-        return seat("a", *units, credits=credits).room(AtHome(), {"toy": 0}, jumbo_s=5.0).has_place
+        return room(seat("a", *units, credits=credits), now=after_s).has_place
 
-    assert has_place(9.0), "the next one is there when the first is done"
-    assert not has_place(0.1, 0.1)
+    assert not has_place(9.0)
+    assert has_place(9.0, after_s=8.99), "the next one is there when the first is done"
+    assert has_place(9.0, after_s=20.0)
+    assert not has_place(9.0, 0.1, after_s=20.0), "only the first has begun"
     assert has_place(0.001, 0.001)
     assert not has_place(0.001, 0.001, credits=2)
 
@@ -74,15 +81,15 @@ def test_a_worker_has_left_what_neither_jobs_nor_steps_nor_weights_take() -> Non
     home.add("somebody", "toy", 20)
     one = seat("a", reserved(1, 10), memory_bytes=100)
 
-    room = one.room(home, {"toy": 30, "other": 1000}, jumbo_s=5.0)
+    left = one.room(home, {"toy": 30, "other": 1000}, jumbo_s=5.0, now=0.0)
 
-    assert (room.free_bytes, room.peak_bytes, room.jobs.total(), room.in_use) == (40, 10, 1, {"toy"})
-    assert seat("b", memory_bytes=100).room(AtHome(), {"toy": 30}, jumbo_s=5.0).free_bytes == 100
+    assert (left.free_bytes, left.peak_bytes, left.jobs.total(), left.in_use) == (40, 10, 1, {"toy"})
+    assert room(seat("b", memory_bytes=100)).free_bytes == 100
 
 
 def test_steps_that_take_long_are_seen() -> None:
-    assert seat("a", reserved(1, seconds=9.0)).room(AtHome(), {"toy": 0}, jumbo_s=5.0).jumbo
-    assert not seat("a", reserved(1, seconds=1.0)).room(AtHome(), {"toy": 0}, jumbo_s=5.0).jumbo
+    assert room(seat("a", reserved(1, seconds=9.0))).jumbo
+    assert not room(seat("a", reserved(1, seconds=1.0))).jumbo
 
 
 # -- the fleet --------------------------------------------------------------------------------------------------
@@ -104,7 +111,7 @@ def test_what_is_reserved_is_given_back_whatever_happens(
             fleet.seats[worker].outstanding[unit(number, job)] = reserved(next(batches))
         else:
             had = unit(number, job) in fleet.seats[worker].outstanding
-            assert (fleet.answered(worker, unit(number, job)) is not None) == had
+            assert (fleet.answered(worker, unit(number, job), 0.0) is not None) == had
         assert fleet.seats[worker].reserved_bytes == 10 * len(fleet.seats[worker].outstanding)
     for job in jobs:
         for worker in "abcd":
@@ -119,7 +126,7 @@ def test_an_answer_counts_once_and_only_from_where_the_unit_is() -> None:
         fleet.join(hello(name), now=0.0)
     fleet.seats["a"].outstanding[unit(1)] = reserved(1)
 
-    answers = [fleet.answered(worker, unit(1)) for worker in ("b", "nobody", "a", "a")]
+    answers = [fleet.answered(worker, unit(1), 0.0) for worker in ("b", "nobody", "a", "a")]
     assert answers == [None, None, reserved(1), None]
 
 

@@ -11,8 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cards.wire import ModelIdentity
+from engine.scheduling.admission import Room
 from engine.scheduling.policy import DEADLINE, FAIR, HELD_S, POLICIES, SHORT_S, Policy, due
 from engine.scheduling.ready import Demand, Group, Ready
+from engine.scheduling.scheduler import AGED_EVERY, Limits, Scheduler
 from engine.scheduling.shares import Shares
 
 MODEL = ModelIdentity("m", "c", "w")
@@ -218,6 +220,12 @@ def _feasible(loads: list[Load]) -> bool:
     return not any(left)
 
 
+def test_of_two_jobs_of_a_kind_the_first_is_done_before_the_second_begins() -> None:
+    ran = run(DEADLINE, [Load(steps=4), Load(steps=4, at=1.0)])
+
+    assert [step.job for step in ran] == [0] * 4 + [1] * 4
+
+
 def test_a_job_without_a_deadline_is_due_by_its_length() -> None:
     short, long = ready(0, Load(steps=4)), ready(1, Load(steps=100))
 
@@ -233,3 +241,26 @@ def test_the_largest_group_goes_first_until_another_step_has_been_passed_over_fo
 
     assert key(many, 1.0, Shares(), 3) < key(alone, 1.0, Shares())
     assert key(alone, HELD_S, Shares()) < key(replace(many, since=1.0), HELD_S, Shares(), 3)
+
+
+@EVERY
+@given(step_s=st.sampled_from([0.3, 1.0, 5.0]), steps=st.integers(1, 4))
+def test_under_no_policy_does_a_job_starve_behind_a_flood_of_what_is_more_urgent(
+    policy: Policy, step_s: float, steps: int
+) -> None:
+    """Each step waits until it is old, for the job in progress to end, and for its turn among old ones."""
+    limits = Limits(ageing_s=20.0)
+    scheduler = Scheduler(policy, limits)
+    patient = Load(steps=steps, step_s=step_s, tenant="a")
+    done, now, number = 0, 0.0, 1
+    scheduler.add(ready(0, patient), now)
+    while done < steps:
+        flood = Load(steps=1, at=now, tenant=f"b{number}", priority=2, deadline=now, shape="s")
+        scheduler.add(ready(number, flood), now)
+        [placement] = scheduler.plan([Room(worker="w", models=(MODEL,), credits=1, free_bytes=1)], now)
+        number, now = number + 1, now + placement.members[0].demand.seconds
+        if placement.members[0].job == "0":
+            done += 1
+            if done < steps:
+                scheduler.add(replace(ready(0, patient, done, now), home="w"), now)
+        assert now <= (done + 1) * (limits.ageing_s + (AGED_EVERY + 2) * max(step_s, 1.0))

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cards.wire import ModelIdentity
-from engine.scheduling.admission import Room
+from engine.scheduling.admission import QUEUE_S, Room
 from engine.scheduling.policy import BATCH_FIRST, ROUND_ROBIN, RUN_TO_COMPLETION, Key, Outlook, Ruled
 from engine.scheduling.ready import Demand, Group, Ready
 from engine.scheduling.scheduler import Limits, Placement, Scheduler
@@ -23,7 +24,7 @@ NAMES = ("a", "b", "c")
 _order = itertools.count()
 
 
-def ready(job: str, *, seconds: float = 0.1, resident: int = 0, peak: int = 0, **fields: Any) -> Ready:
+def ready(job: str, *, seconds: float = 0.001, resident: int = 0, peak: int = 0, **fields: Any) -> Ready:
     demand = Demand(seconds, resident, peak)
     fields = {"submitted_at": 0.0, "since": 0.0, "left_s": seconds, "model": TOY, "order": next(_order)} | fields
     return Ready(job=job, demand=demand, **fields)
@@ -257,11 +258,41 @@ def test_a_policy_is_told_how_many_steps_would_go_together() -> None:
     assert jobs(scheduler.plan([room()], 1.1)) == [("a", "job-0+job-1+job-2"), ("a", "alone")]
 
 
+def test_a_worker_is_sent_more_only_once_little_is_left_of_what_it_has() -> None:
+    scheduler = line_up(ready("next"), ready("after"))
+
+    assert jobs(scheduler.plan([room(outstanding=1, queued_s=1.9)], 10.0)) == []
+    assert scheduler.due_at == pytest.approx(10.0 + 1.9 - QUEUE_S)
+    assert jobs(scheduler.plan([room(outstanding=1, queued_s=0.01)], 11.89)) == [("a", "next"), ("a", "after")]
+    assert scheduler.due_at is None
+
+
+def test_a_busy_worker_is_sent_what_follows_on_its_work_and_nothing_else_that_takes_long() -> None:
+    busy: dict[str, Any] = {"outstanding": 1, "queued_s": 0.01}
+    follows = ready("running", seconds=1.0, since=1.0, home="a", bound=True)
+    other = ready("other", seconds=1.0)
+
+    assert jobs(line_up(other).plan([room(**busy)], 2.0)) == []
+    assert jobs(line_up(follows).plan([room(**busy)], 2.0)) == [("a", "running")]
+    assert jobs(line_up(follows).plan([room(**busy | {"outstanding": 2})], 2.0)) == []
+    assert jobs(line_up(other, follows).plan([room(**busy)], 2.0)) == []
+    assert jobs(line_up(replace(other, since=1.5), follows).plan([room(**busy)], 2.0)) == [("a", "running")]
+    assert jobs(line_up(other).plan([room()], 2.0)) == [("a", "other")]
+
+
 def test_steps_of_one_group_go_together() -> None:
     alike = [ready(f"job-{n}", group=GROUP, since=float(n)) for n in range(5)]
     scheduler = line_up(*alike, ready("other", since=0.5), batch_most=4)
 
     assert jobs(scheduler.plan([room()], 5.0)) == [("a", "job-0+job-1+job-2+job-3"), ("a", "other")]
+
+
+def test_steps_that_take_long_keep_no_others_waiting() -> None:
+    long, short = [[ready(f"{s}-{n}", group=GROUP, seconds=s) for n in range(4)] for s in (0.3, 0.2)]
+
+    assert jobs(line_up(*long, batch_most=4, batch_s=0.5).plan([room()], 0.0)) == [("a", "0.3-0")]
+    assert jobs(line_up(*short, batch_most=4, batch_s=0.5).plan([room()], 0.0)) == [("a", "0.2-0+0.2-1")]
+    assert jobs(line_up(long[0], batch_most=4, batch_wait_s=9.0).plan([room()], 0.0)) == [("a", "0.3-0")]
 
 
 def test_a_partner_that_does_not_fit_is_left_for_later() -> None:
@@ -308,10 +339,8 @@ def test_a_long_step_keeps_off_the_last_worker_that_has_none() -> None:
     rooms = [room("a", outstanding=1, jumbo=True), room("b")]
 
     with_clips = line_up(film, ready("clip", seconds=0.1, model=OTHER))
-    assert jobs(with_clips.plan(copied(rooms), 1.0)) == [("a", "film")]
     assert jobs(line_up(film).plan(copied(rooms), 1.0)) == [("b", "film")]  # all of the work is long
-    assert jobs(with_clips.plan([room("b")], 1.0)) == []
-    with_clips.add(film, 2.0)
+    assert jobs(with_clips.plan(copied(rooms), 1.0)) == []
     assert jobs(with_clips.plan([room("b")], 2.0)) == [("b", "film")]  # there is no other worker
 
 
@@ -345,7 +374,7 @@ def test_time_changes_the_order_of_what_waits() -> None:
 
     impatient = Ruled(name="impatient", rule=rule)
     scheduler = line_up(ready("easy"), ready("urgent", deadline=50.0), policy=impatient)
-    full = room(outstanding=1, credits=1, queued_s=1.0)
+    full = room(outstanding=1, credits=1)
 
     assert jobs(scheduler.plan([full], 1.0)) == [("a", "easy")]
     scheduler.add(ready("easy", deadline=99.0), 1.0)

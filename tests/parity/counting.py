@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
+from cards.branches import alone
 from cards.family import Components, Family, Made, StepBody
 from cards.folding import FOLD
 from cards.wire import WorkPlan
@@ -39,7 +40,7 @@ class CountedFamily:
     def _counted(self, body: StepBody) -> StepBody:
         def counted(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Made:
             with counter() as mode:
-                made = body(components, plan, reads)
+                made = alone(components, body(components, plan, reads))
             self._flops[plan.loop, plan.kind.removesuffix(FOLD)] += mode.get_total_flops()
             return made
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cards import codec
+from cards.branches import alone
 from cards.family import Components, Family, Made, StepBody
 from cards.shapes.family import FAMILY as SHAPES
 from cards.wire import WorkPlan
@@ -51,10 +52,10 @@ class Twice:
 
     def _twice(self, kind: str, body: StepBody) -> StepBody:
         def step(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Made:
-            made = body(components, plan, reads)
+            made = alone(components, body(components, plan, reads))
             if kind not in VALUES:
                 there = {name: tensor.to(codec.home(tensor.dtype, "meta")) for name, tensor in reads.items()}
-                self._compare(kind, made, body(self._elsewhere, plan, there))
+                self._compare(kind, made, alone(self._elsewhere, body(self._elsewhere, plan, there)))
             return made
 
         return step

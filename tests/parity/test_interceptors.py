@@ -10,10 +10,11 @@ import torch
 from msgspec.structs import replace
 
 from cards import checkpoint
+from cards.branches import driven
 from cards.card import Range
 from cards.errors import InvalidCard, InvalidRequest, NoReference
 from cards.family import Components, Family, Made, StepBody
-from cards.forward import Forward
+from cards.forward import Forward, Outputs
 from cards.model import Model
 from cards.request import GenerationRequest, RequestChanges
 from cards.wan.family import Wan
@@ -156,16 +157,20 @@ class OnTheModule(Wan):
     def bodies(self) -> Mapping[str, StepBody]:
         from cards.wan import steps
 
-        def through(branch: str, forward: Forward) -> torch.Tensor:
-            with forward._transformer.cache_context({"text": "cond", "negative": "uncond"}[branch]):  # type: ignore[attr-defined]
-                return forward.whole()
+        def cached(forwards: Mapping[str, Forward]) -> dict[str, Outputs]:
+            return {branch: _in_context(branch, forward) for branch, forward in forwards.items()}
 
         def denoise(components: Components, plan: WorkPlan, reads: Mapping[str, torch.Tensor]) -> Made:
             if not components["transformer"].is_cache_enabled:
                 components["transformer"].enable_cache(_diffusers_config())
-            return steps.denoise(components, plan, reads, through)
+            return driven(steps.denoise(components, plan, reads), cached)
 
         return {**steps.BODIES, "denoise": denoise}
+
+
+def _in_context(branch: str, forward: Forward) -> Outputs:
+    with forward.module.cache_context({"text": "cond", "negative": "uncond"}[branch]):
+        return forward()
 
 
 def _diffusers_config() -> Any:

@@ -208,7 +208,9 @@ def test_only_so_many_adapters_stay_with_a_model() -> None:
         for seed in range(lora.MOST + 3):
             one = lora.file("", safetensors.torch.save(tensors(ATTENTION[:1], 2, seed=seed)))
             plan = WorkPlan(instance="", loop="", kind="", step=0, reads={"lora/0": one.ref}, scalars={"lora/0": 1.0})
-            with lora.applied(transformer, plan, {"lora/0": content(one)}, WanPipeline.lora_state_dict):
+            stack = lora.stack(plan, {"lora/0": content(one)}, WanPipeline.lora_state_dict)
+            assert stack is not None
+            with stack.on(transformer):
                 assert not torch.equal(transformer(**call).sample, base)
             assert torch.equal(transformer(**call).sample, base)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from cards.branches import alone
 from cards.card import Experts
 from cards.checkpoint import read
 from cards.errors import BadCheckpoint
@@ -91,7 +92,7 @@ def test_a_step_asks_for_its_expert_only() -> None:
         asked = Asked(components)
         plan = loop.next(replace(state, step=step))
         assert isinstance(plan, WorkPlan)
-        velocity = bodies["denoise"](asked, plan, reads).tensors["velocity"]
+        velocity = alone(asked, bodies["denoise"](asked, plan, reads)).tensors["velocity"]
         bodies["denoise.fold"](asked, plan, {**reads, "made/velocity": velocity})
         experts.append(asked.names & {"transformer", "transformer_2"})
     assert experts == [{"transformer"}] * HIGH_NOISE + [{"transformer_2"}] * LOW_NOISE

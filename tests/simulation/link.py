@@ -159,6 +159,8 @@ def brief(message: EngineMessage | WorkerMessage) -> str:
     match message:
         case wire.WorkUnit(id=unit, plan=plan):
             return f"run {plan.loop}/{plan.step} of {_unit(unit)}"
+        case wire.Batch(units=units):
+            return f"run together: {', '.join(brief(unit) for unit in units)}"
         case wire.StepResult(id=unit, error=error):
             return f"{_unit(unit)} is done" if error is None else f"{_unit(unit)} failed: {error.kind}"
         case wire.Release(job=job, epoch=epoch) | wire.Released(job=job, epoch=epoch):

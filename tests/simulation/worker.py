@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from cards import registry
 from cards.family import Family
 from cards.wire import (
+    Batch,
     EngineMessage,
     Goodbye,
     Heartbeat,
@@ -140,7 +141,7 @@ class SimWorker:
                     self._inbox.release(message)
                 case Introduce() | Shutdown():
                     self._inbox.clear(Command(message))
-                case WorkUnit():
+                case WorkUnit() | Batch():
                     self._inbox.put(Command(message, tuple(frames)))
                 case Refuse(reason=reason):
                     self.end(f"refused: {reason}")
@@ -175,7 +176,9 @@ class SimWorker:
     async def _obey(self, command: Command) -> None:
         match command.message:
             case WorkUnit() as unit:
-                await self._step(unit, command.frames)
+                await self._steps(Batch((unit,)), command.frames)
+            case Batch() as batch:
+                await self._steps(batch, command.frames)
             case Release(job=job, epoch=epoch):
                 self.executor.resident.release(job)
                 self._tell(Released(job, epoch, command.dropped))
@@ -185,17 +188,19 @@ class SimWorker:
             case Shutdown():
                 await self._leave("told to stop", clean=True)
 
-    async def _step(self, unit: WorkUnit, frames: Sequence[bytes]) -> None:
+    async def _steps(self, batch: Batch, frames: Sequence[bytes]) -> None:
         began = asyncio.get_running_loop().time()
         await anyio.sleep(self._chance.expovariate(1) * self._build.step_s)
         await self._running.wait()
         try:
-            answer = self.executor.run(unit, list(frames))
+            answers = self.executor.run_batch(batch, frames)
         except toy.Died:
             await self._die()
             return
         seconds = asyncio.get_running_loop().time() - began
-        self._tell(replace(answer.result, seconds=seconds), answer.frames)
+        for answer in answers:
+            timed = replace(answer.result, seconds=seconds / len(answers), batch_seconds=seconds)
+            self._tell(timed, answer.frames)
 
     async def _die(self) -> None:
         if self._chance.random() < 0.5:

@@ -81,7 +81,7 @@ def test_an_executed_step_names_what_is_still_to_be_stored() -> None:
 def test_nobody_hears_of_a_step_before_its_blobs_are_stored_and_the_executor_goes_on() -> None:
     blobs = SlowBlobs()
     with keeping(blobs) as (keeper, heard):
-        keeper.say(answer(1, b"large"))  # returns, though the disk is slow
+        keeper.say([answer(1, b"large")])  # returns, though the disk is slow
         assert blobs.asked.wait(PATIENCE_S)
 
         assert heard.messages == []
@@ -93,8 +93,8 @@ def test_nobody_hears_of_a_step_before_its_blobs_are_stored_and_the_executor_goe
 def test_what_is_said_later_is_heard_later() -> None:
     blobs = SlowBlobs()
     with keeping(blobs) as (keeper, heard):
-        keeper.say(answer(1, b"large"))
-        keeper.say(answer(2))
+        keeper.say([answer(1, b"large")])
+        keeper.say([answer(2)])
         blobs.gate.set()
         keeper.say(RELEASED)
 
@@ -104,7 +104,7 @@ def test_what_is_said_later_is_heard_later() -> None:
 def test_what_needs_no_disk_leaves_at_once() -> None:
     blobs = SlowBlobs()
     with keeping(blobs) as (keeper, heard):
-        keeper.say(answer(1))
+        keeper.say([answer(1)])
         keeper.say(RELEASED)
 
         assert heard.messages == [answer(1).result, RELEASED]
@@ -114,8 +114,8 @@ def test_a_store_that_refuses_makes_the_step_fail_and_not_the_next() -> None:
     blobs = SlowBlobs()
     blobs.refuses = True
     with keeping(blobs) as (keeper, heard):
-        keeper.say(answer(1, b"large"))
-        keeper.say(answer(2))
+        keeper.say([answer(1, b"large")])
+        keeper.say([answer(2)])
         blobs.gate.set()
 
     first, second = heard.messages

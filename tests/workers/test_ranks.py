@@ -10,8 +10,8 @@ import zmq
 from msgspec.structs import replace
 
 from cards.family import Made
-from cards.wire import Introduce, Release, Shutdown, StepError
-from tests.workers.units import executor, sent, unit
+from cards.wire import Batch, Introduce, Release, Shutdown, StepError
+from tests.workers.units import CountingBlobs, executor, sent, unit
 from workers.errors import RanksDiverged, RankSilent, RanksUnlike
 from workers.execute import Answer, Executor
 from workers.ranks import Followers, follow, summary
@@ -66,6 +66,42 @@ def test_ranks_that_make_the_same_agree() -> None:
             followers.agree(first.run(UNIT, FRAMES))
 
         assert [other.resident.held() for other in others] == [first.resident.held()] * 2
+
+
+@pytest.mark.parametrize("differs", [None, "b"])
+def test_each_unit_of_a_batch_is_agreed_on(differs: str | None) -> None:
+    members = [unit(REFS, job=job, inline=(REFS["x"].digest,)) for job in "abc"]
+    others = {job: triple if job == differs else double for job in "abc"}
+    batch = Batch(tuple(members))
+
+    class Other(Executor):
+        def run_batch(self, batch: Batch, frames: Sequence[bytes]) -> list[Answer]:
+            return [executor(others[one.id.job]).run(one, list(FRAMES)) for one in batch.units]
+
+    with pool([Other({}, CountingBlobs())]) as followers:
+        followers.ready()
+        followers.broadcast(batch, FRAMES * 3)
+        first, second, third = executor(double).run_batch(batch, FRAMES * 3)
+        followers.agree(first)
+        if differs is None:
+            followers.agree(second)
+            followers.agree(third)
+            return
+        with pytest.raises(RanksDiverged):
+            followers.agree(second)
+
+
+def test_another_rank_executes_a_batch_as_rank_zero_does() -> None:
+    batch = Batch(tuple(unit(REFS, job=job, inline=(REFS["x"].digest,)) for job in "abc"))
+    first, other = executor(double), executor(double, stores=False)
+    with pool([other]) as followers:
+        followers.ready()
+        followers.broadcast(batch, FRAMES * 3)
+        for answer in first.run_batch(batch, FRAMES * 3):
+            assert answer.result.error is None
+            followers.agree(answer)
+
+    assert other.resident.held() == first.resident.held()
 
 
 def test_ranks_that_fail_alike_agree() -> None:

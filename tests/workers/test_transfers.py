@@ -173,7 +173,7 @@ def taken(inbox: Inbox) -> list[UnitId | None]:
 
 def test_a_unit_whose_tensors_are_coming_holds_up_those_of_its_job_and_no_other() -> None:
     inbox, first, second, other = Inbox(), numbered("j", 1), numbered("j", 2), numbered("k", 3)
-    inbox.put(Command(first, (b"a",)), coming=True)
+    inbox.put(Command(first, (b"a",)), coming=[first.id])
     inbox.put(Command(second, (b"a",)))
     inbox.put(Command(other, (b"a",)))
     assert taken(inbox) == [other.id]
@@ -188,7 +188,7 @@ def test_a_unit_whose_tensors_are_coming_holds_up_those_of_its_job_and_no_other(
 
 def test_a_release_takes_a_unit_out_whose_tensors_are_coming() -> None:
     inbox, first, second = Inbox(), numbered("j", 1), numbered("j", 2)
-    inbox.put(Command(first), coming=True)
+    inbox.put(Command(first), coming=[first.id])
     inbox.put(Command(second))
     inbox.release(Release("j", 1))
     assert inbox.get().dropped == (first.id, second.id)
@@ -198,8 +198,8 @@ def test_a_release_takes_a_unit_out_whose_tensors_are_coming() -> None:
 
 
 def test_a_shutdown_waits_for_no_tensors() -> None:
-    inbox = Inbox()
-    inbox.put(Command(numbered("j", 1)), coming=True)
+    inbox, unit = Inbox(), numbered("j", 1)
+    inbox.put(Command(unit), coming=[unit.id])
     inbox.clear(Command(Shutdown()))
 
     assert taken(inbox) == [None]

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from cards.family import Made
 from cards.wire import (
+    Batch,
     Goodbye,
     Heartbeat,
     Hello,
@@ -202,6 +203,27 @@ async def test_a_release_overtakes_the_units_that_it_makes_pointless() -> None:
     ]
 
 
+async def test_each_unit_of_a_batch_is_answered_by_itself_and_a_release_takes_one_out() -> None:
+    async with listen() as engine, worker(engine.address) as there:
+        await engine.receive()
+        await engine.send("w", asked("running"), FRAMES)
+        await engine.send("w", Batch((asked("a"), asked("gone"), asked("b"))), FRAMES * 3)
+        await begun(there.steps)
+        await hear_queued(engine, 3)
+        await engine.send("w", Release("gone", 1))
+        await hear_queued(engine, 2)
+        there.steps.gate.set()
+        heard = await hear_but_beats(engine, 4)
+
+    assert [getattr(message, "id", message) for message in heard] == [
+        asked("running").id,
+        Released("gone", 1, dropped=(asked("gone").id,)),
+        asked("a").id,
+        asked("b").id,
+    ]
+    assert [message.error for message in heard if isinstance(message, StepResult)] == [None] * 3
+
+
 async def test_a_release_of_a_job_gives_its_memory_back() -> None:
     async with listen() as engine, worker(engine.address) as there:
         there.steps.gate.set()
@@ -329,6 +351,20 @@ def test_commands_are_obeyed_in_their_order() -> None:
 
     assert inbox.units() == 3
     assert [inbox.get() for _ in commands] == commands
+
+
+def test_a_release_leaves_the_rest_of_a_batch_with_the_frames_that_are_its_own() -> None:
+    inbox = Inbox()
+    batch = Batch((asked("a"), replace(asked("b"), inline=()), asked("b"), asked("b", epoch=2), asked("c")))
+    inbox.put(Command(batch, (b"a", b"b", b"b2", b"c")))
+    inbox.put(Command(Batch((asked("b"), asked("b"))), (b"1", b"2")))
+
+    inbox.release(Release("b", 1))
+
+    assert inbox.units() == 3
+    assert inbox.get() == Command(Release("b", 1), dropped=(asked("b").id,) * 4)
+    assert inbox.get() == Command(Batch((asked("a"), asked("b", epoch=2), asked("c"))), (b"a", b"b2", b"c"))
+    assert inbox.get_nowait() is None
 
 
 @pytest.mark.parametrize("after", [Introduce(), asked("j"), Release("j", 1)])

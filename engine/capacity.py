@@ -1,0 +1,72 @@
+"""What steps take, what workers have, and how much work waits: what a fleet is planned by."""
+
+from msgspec import Struct
+
+from engine.engine import Engine
+from engine.scheduling.cost import StepKind
+
+
+class StepCost(Struct, frozen=True, kw_only=True):
+    """Seconds of a device. `careful_s` is what admission reckons with; without `samples` both are predicted."""
+
+    kind: StepKind
+    mean_s: float
+    careful_s: float
+    samples: int
+    cold_s: float | None
+    """The mean of the first ones on their workers."""
+
+
+class WorkerCapacity(Struct, frozen=True, kw_only=True):
+    id: str
+    pool: str
+    device: str
+    memory_bytes: int
+    reserved_bytes: int
+    """For the weights in use, the tensors of the jobs at home there, and the steps that are with it."""
+    jobs: int
+    outstanding_s: float
+    """What is left of the work that is with it, as predicted."""
+
+
+class Capacity(Struct, frozen=True, kw_only=True):
+    """`waiting_s` is the work of the steps that wait, `left_s` that of all jobs that they are of."""
+
+    costs: tuple[StepCost, ...]
+    workers: tuple[WorkerCapacity, ...]
+    waiting: int
+    waiting_s: float
+    left_s: float
+
+
+def capacity(engine: Engine, now: float) -> Capacity:
+    """`now` is on the monotonic clock."""
+    waiting = engine.dispatcher.waiting()
+    rooms = {room.worker: room for room in engine.dispatcher.rooms(now)}
+    return Capacity(
+        costs=tuple(
+            StepCost(
+                kind=kind,
+                mean_s=figure.expected_s,
+                careful_s=figure.careful_s,
+                samples=figure.samples,
+                cold_s=figure.cold_s if figure.cold else None,
+            )
+            for kind, figure in engine.accounts.costs.known()
+        ),
+        workers=tuple(
+            WorkerCapacity(
+                id=seat.worker,
+                pool=seat.hello.pool,
+                device=seat.device,
+                memory_bytes=seat.hello.memory_bytes,
+                reserved_bytes=seat.hello.memory_bytes - int(rooms[seat.worker].free_bytes),
+                jobs=rooms[seat.worker].jobs.total(),
+                outstanding_s=max(0.0, rooms[seat.worker].queued_s),
+            )
+            for seat in engine.fleet.seats.values()
+        ),
+        waiting=len(waiting),
+        waiting_s=sum(ready.demand.seconds for ready in waiting),
+        left_s=sum(ready.left_s for ready in waiting),
+    )

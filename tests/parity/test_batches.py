@@ -1,0 +1,230 @@
+"""Steps of different jobs in one forward: the bits of each job alone, for every card."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import safetensors.torch
+from msgspec import Struct
+
+from cards.family import Family
+from cards.given import Given, picture
+from cards.lora import MOST
+from cards.shapes.family import FAMILY as SHAPES
+from tests.parity import every_card, test_lora, tiny, tiny_flux2, tiny_ltx2, tiny_wan
+from tests.parity.courses import Course, Place, Steps, in_batches, one_by_one, turn
+from tests.parity.reference import family
+from tests.parity.test_every_card import StepCache
+from workers import sharing
+from workers.execute import Loaded, load_models
+
+PRECISIONS = ("float32", "bfloat16")
+CLIP = {"size": "64x64", "frames": 5}
+
+
+class Case(Struct, frozen=True):
+    """A card, and what its jobs ask for, each beside what all of them do. `last` is the node up to which they run."""
+
+    opened: Callable[[str], Family]
+    asked: Mapping[str, Any]
+    guided: bool = True
+    steps: bool = True
+    last: str = "denoise"
+    image: bool = False
+
+
+CASES: dict[str, Case] = {
+    "shapes": Case(lambda precision: SHAPES, {"preview_every": 2}),
+    "wan": Case(lambda precision: family(tiny.wan(), precision), CLIP),
+    "wan, both prompts together": Case(lambda precision: family(tiny.wan(), precision, cfg="batched"), CLIP),
+    "i2v": Case(lambda precision: family(tiny_wan.from_image(), precision), CLIP, image=True),
+    "a14b": Case(lambda precision: family(tiny_wan.experts("euler"), precision), CLIP),
+    "student": Case(lambda precision: family(tiny.wan(), precision, recipe="dmd"), CLIP, guided=False, steps=False),
+    "flux2": Case(lambda precision: family(tiny_flux2.flux2(), precision), {"size": "48x32"}),
+    "ltx2": Case(
+        lambda precision: family(tiny_ltx2.ltx2("2.3"), precision),
+        {"size": "256x128", "frames": 169},
+        guided=False,
+        steps=False,
+        last="refine",
+    ),
+    "ltx2, guided": Case(
+        lambda precision: family(tiny_ltx2.ltx2("2.3"), precision, recipe="guided"), {"size": "256x128", "frames": 169}
+    ),
+}
+
+RUNS = [("shapes", "float32"), *((name, precision) for name in CASES if name != "shapes" for precision in PRECISIONS)]
+"""The modules of shapes have one precision."""
+
+JOBS: tuple[dict[str, Any], ...] = (
+    {"prompt": "a red cat", "seed": 3, "steps": 4, "guidance": 4.0, "negative_prompt": "blurry"},
+    {"prompt": "a dog", "seed": 4, "steps": 3, "guidance": 1.0},
+    {"prompt": "two green birds in the rain", "seed": 5, "steps": 5, "guidance": 2.0},
+    {"prompt": "rain", "seed": 6, "steps": 2, "guidance": 4.0, "negative_prompt": "a red cat"},
+)
+"""They come one after the other, end at other times, and one has a single branch."""
+
+
+@cache
+def models(name: str, precision: str) -> tuple[Family, dict[str, Loaded]]:
+    opened = CASES[name].opened(precision)
+    return opened, load_models({opened.card.name: opened})
+
+
+def given(name: str) -> dict[str, Given]:
+    return {"image": picture("image", every_card.png())} if CASES[name].image else {}
+
+
+def courses(name: str, precision: str) -> list[Course]:
+    case, (opened, _) = CASES[name], models(name, precision)
+    left_out = {field for field, there in (("guidance", case.guided), ("steps", case.steps)) if not there}
+    asked = [{key: value for key, value in job.items() if key not in left_out} for job in JOBS]
+    return [
+        Course(f"job-{number}", opened, {**case.asked, **one}, given(name), case.last)
+        for number, one in enumerate(asked)
+    ]
+
+
+def place(name: str, precision: str) -> Place:
+    return Place(models(name, precision)[1], [*given(name).values()])
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each call that is shared, how many forwards it is."""
+    calls: list[int] = []
+
+    def call(forwards: Any, names: Any, call: Any = sharing.call) -> Any:
+        calls.append(len(forwards))
+        return call(forwards, names)
+
+    monkeypatch.setattr(sharing, "call", call)
+    return calls
+
+
+@cache
+def alone(name: str, precision: str) -> list[Steps]:
+    return one_by_one(place(name, precision), courses(name, precision))
+
+
+def in_known_batches(name: str, precision: str) -> list[Steps]:
+    """In batches of forwards that have met before: what they make is what their shared calls make."""
+    first, again = place(name, precision), place(name, precision)
+    in_batches(first, courses(name, precision))
+    again.executor.sharing = first.executor.sharing
+    return in_batches(again, courses(name, precision))
+
+
+@pytest.mark.parametrize(("name", "precision"), RUNS)
+def test_jobs_that_share_forwards_make_the_bits_of_each_alone(
+    name: str, precision: str, shared: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = alone(name, precision)
+    assert not shared
+
+    assert in_known_batches(name, precision) == expected
+    assert max(shared) >= 3
+    assert "keyframe.workers" not in {record.name for record in caplog.records}, "some were evaluated one by one"
+
+
+@pytest.mark.parametrize("name", ["wan", "i2v", "a14b", "student", "flux2", "ltx2", "ltx2, guided"])
+def test_without_the_modules_that_go_part_by_part_they_do_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control. Those of shapes are batch invariant, and with both prompts together they go row by row."""
+    monkeypatch.setattr(sharing.Sharing, "measure", lambda *_: ())
+
+    assert in_known_batches(name, "float32") != alone(name, "float32")
+
+
+@pytest.mark.parametrize("name", ["shapes", "wan", "a14b", "student", "flux2"])
+def test_a_cache_on_a_module_parts_them(name: str) -> None:
+    """The other negative control: a job for which the cache is new makes the same each time."""
+    opened, loaded = models(name, "float32")
+    components = loaded[opened.card.name].components
+    transformers = [components[part] for part in components if part.startswith("transformer")]
+
+    def with_new_caches(run: Callable[[Place, list[Course]], list[Steps]], *jobs: Course) -> list[Steps]:
+        hooks = [transformer.register_forward_hook(StepCache()) for transformer in transformers]
+        try:
+            return run(place(name, "float32"), [*jobs])
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def each() -> list[Steps]:
+        return [made for job in courses(name, "float32")[:2] for made in with_new_caches(one_by_one, job)]
+
+    by_themselves = each()
+    assert each() == by_themselves
+    assert with_new_caches(in_batches, *courses(name, "float32")[:2]) != by_themselves
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_job_is_the_same_in_any_slot_of_a_batch_of_any_size(precision: str, shared: list[int]) -> None:
+    [expected, *_] = alone("wan", precision)
+    for size in (2, 3, 4):
+        for slot in range(size):
+            job, *others = courses("wan", precision)
+            batch = [*others[:slot], job, *others[slot : size - 1]]
+            there = place("wan", precision)
+            for _ in range(3):
+                turn(there, batch)
+            assert job.steps.items() <= expected.items(), (size, slot)
+
+    assert {*shared} >= {3, 5, 7}
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------
+
+
+def adapted(number: int, *files: tuple[bytes, float]) -> tuple[Course, list[Given]]:
+    loras, files_given = test_lora.asked(*files)
+    request = {**JOBS[number % len(JOBS)], **CLIP, "seed": number, "loras": loras["loras"]}
+    return Course(f"job-{number}", models("wan", "float32")[0], request, files_given, "denoise"), [
+        *files_given.values()
+    ]
+
+
+def adapted_jobs(stacks: Sequence[Sequence[tuple[bytes, float]]]) -> tuple[Place, list[Course]]:
+    jobs = [adapted(number, *files) for number, files in enumerate(stacks)]
+    return Place(models("wan", "float32")[1], [one for _, files in jobs for one in files]), [job for job, _ in jobs]
+
+
+def test_jobs_share_with_those_of_the_same_adapters_only(shared: list[int]) -> None:
+    first, second = test_lora.first(), test_lora.second()
+    stacks = ((), ((first, 1.0),), ((second, 2.0), (first, 0.5)), ((first, 0.5),), (), ((first, 1.0),))
+    expected = one_by_one(*adapted_jobs(stacks))
+    there, jobs = adapted_jobs(stacks)
+    for _ in range(3):
+        shared.clear()
+        turn(there, jobs)
+
+    assert all(job.steps.items() <= steps.items() for job, steps in zip(jobs, expected, strict=True))
+    assert sorted(shared) == [2, 2, 2, 4], "the first and the fifth; the second and the last; each other its branches"
+
+
+def test_an_adapter_that_comes_while_a_job_runs_leaves_its_trajectory_as_it_was() -> None:
+    first, second = test_lora.first(), test_lora.second()
+    [expected, _] = one_by_one(*adapted_jobs((((first, 1.0),), ((second, 1.0),))))
+
+    there, [job, other] = adapted_jobs((((first, 1.0),), ((second, 1.0),)))
+    for batch in ([job], [job], [other], [job, other], [other, job], [job, other]):
+        turn(there, batch)
+
+    assert job.steps == expected
+
+
+def test_more_adapters_than_stay_with_a_model_go_in_one_batch_each_by_its_content() -> None:
+    files = [
+        safetensors.torch.save(test_lora.tensors(test_lora.ATTENTION, 4, seed=number)) for number in range(MOST + 2)
+    ]
+    stacks = [((data, 1.0),) for data in files]
+    there, batch = adapted_jobs(stacks)
+    place_of_each, by_themselves = adapted_jobs(stacks)
+    for _ in range(3):
+        turn(there, batch)
+        for job in by_themselves:
+            turn(place_of_each, [job])
+
+    assert [job.steps for job in batch] == [job.steps for job in by_themselves]
+    assert len({job.steps["denoise", 1]["velocity"] for job in batch}) == MOST + 2

@@ -1,0 +1,215 @@
+"""Forwards of several steps as rows of one call, to the bits that each has alone.
+
+That is measured and not assumed: the first time that forwards of a kind share a call with so many rows, each is also
+evaluated alone. What mattered is found and goes part by part from then on; where that is not enough, they do not share.
+"""
+
+import gc
+import logging
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+from cards import codec, invariant
+from cards.forward import Forward, Outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger("keyframe.workers")
+
+MOST_ROWS = 16
+"""Of one call."""
+
+MOST_KINDS = 4096
+"""Of forwards of one module that something is known of: requests name sizes and adapters as they like."""
+
+Evaluated: TypeAlias = "Outputs | Exception"
+
+
+class Sharing:
+    """What is known of the modules of a worker: by kind of forward and number of rows."""
+
+    def __init__(self, most_rows: int = MOST_ROWS) -> None:
+        self._most_rows = most_rows
+        self._known: WeakKeyDictionary[Any, dict[Hashable, tuple[str, ...] | None]] = WeakKeyDictionary()
+
+    def evaluate(self, forwards: Sequence[Forward]) -> list[Evaluated]:
+        """What each makes, or what it raises alone: one that fails takes no other with it."""
+        made: dict[int, Evaluated] = {}
+        for group in _groups(forwards):
+            for some in _portions(group, max(1, self._most_rows // forwards[group[0]].count)):
+                made |= zip(some, self._together([forwards[index] for index in some]), strict=True)
+        return [made[index] for index in range(len(forwards))]
+
+    def _together(self, forwards: Sequence[Forward]) -> list[Evaluated]:
+        if len(forwards) == 1:
+            return [_alone(forwards[0])]
+        try:
+            return [*self._shared(forwards)]
+        except Exception as error:  # noqa: BLE001 - whose it is shows when each is alone
+            out_of_memory = _is_out_of_memory(error)
+        if not out_of_memory:
+            return [_alone(forward) for forward in forwards]
+        free()
+        half = len(forwards) // 2
+        return [*self._together(forwards[:half]), *self._together(forwards[half:])]
+
+    def _shared(self, forwards: Sequence[Forward]) -> list[Outputs]:
+        first = forwards[0]
+        known = self._known.setdefault(first.module, {})
+        kind = (_kind(first), len(forwards))
+        if kind not in known:
+            if len(known) >= MOST_KINDS:
+                known.clear()
+            made = [forward() for forward in forwards]
+            known[kind] = self.measure(forwards, made)
+            return made
+        names = known[kind]
+        return [forward() for forward in forwards] if names is None else call(forwards, names)
+
+    def measure(self, forwards: Sequence[Forward], made: Sequence[Outputs]) -> tuple[str, ...] | None:
+        """The modules that must go part by part for one call to make what was made, or None if it would not."""
+        first, rows = forwards[0], sum(forward.count for forward in forwards)
+        names: tuple[str, ...] = ()
+        while True:
+            with first.adapted():
+                arguments = {**_stacked(forwards), **first.common}
+                more = invariant.offenders(first.module, arguments, rows, _part(first), names)
+            names += more
+            if all(_same(*pair) for pair in zip(call(forwards, names), made, strict=True)):
+                return names
+            if not more:
+                log.warning(
+                    "%s: %d forwards in one call make other bits than each alone, and are evaluated one by one",
+                    type(first.module).__name__, len(forwards),
+                )  # fmt: skip
+                return None
+
+
+def call(forwards: Sequence[Forward], names: Iterable[str]) -> list[Outputs]:
+    """Forwards that are alike, as rows of one: `names` go part by part."""
+    first = forwards[0]
+    with first.adapted(), invariant.in_parts(first.module, names, _part(first)):
+        made = first.call(_stacked(forwards))
+    counts = [forward.count for forward in forwards]
+    rows = {name: [row.clone() for row in tensor.split(counts)] for name, tensor in made.items()}
+    return [{name: of[index] for name, of in rows.items()} for index in range(len(forwards))]
+
+
+def patiently(forward: Forward) -> Outputs:
+    """If memory runs out once more, in pieces, after what can be freed has been."""
+    try:
+        return forward()
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+    free()
+    pieces = [piece() for piece in forward.parts()]
+    return pieces[0] if len(pieces) == 1 else _in_a_row(pieces)
+
+
+def _in_a_row(pieces: Sequence[Outputs]) -> Outputs:
+    import torch
+
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def free() -> None:
+    """What nobody holds any more, and what torch keeps of it."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _alone(forward: Forward) -> Evaluated:
+    try:
+        return patiently(forward)
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        return error
+
+
+def _groups(forwards: Sequence[Forward]) -> list[list[int]]:
+    """Those that can be rows of one call, by their indices."""
+    kinds: dict[Hashable, list[list[int]]] = {}
+    for index, forward in enumerate(forwards):
+        groups = kinds.setdefault((id(forward.module), _kind(forward)), [])
+        group = next((group for group in groups if _in_common(forwards[group[0]], forward)), None)
+        if group is None:
+            groups.append([index])
+        else:
+            group.append(index)
+    return [group for groups in kinds.values() for group in groups]
+
+
+def _portions(group: Sequence[int], most: int) -> Iterator[Sequence[int]]:
+    """As few as will do, and as equal as can be."""
+    count = -(-len(group) // most)
+    bounds = [len(group) * index // count for index in range(count + 1)]
+    return (group[begin:end] for begin, end in pairwise(bounds))
+
+
+def _in_common(one: Forward, other: Forward) -> bool:
+    """Whether two of one kind have the same in common, of which the kind knows all but the values of tensors."""
+    import torch
+
+    pairs = ((value, other.common[name]) for name, value in one.common.items())
+    return all(torch.equal(*pair) for pair in pairs if isinstance(pair[0], torch.Tensor))
+
+
+def _kind(forward: Forward) -> Hashable:
+    """What picks the kernels."""
+    adapters = None if forward.adapters is None else forward.adapters.key
+    rows = tuple((name, _layout(tensor)) for name, tensor in forward.rows.items())
+    common = tuple((name, _about(value)) for name, value in forward.common.items())
+    return (forward.makes, _part(forward), forward.count, adapters, rows, common)
+
+
+def _part(forward: Forward) -> int:
+    return forward.part or forward.count
+
+
+def _layout(rows: "Tensor") -> tuple[Hashable, ...]:
+    """Of one row."""
+    return rows.dtype, str(rows.device), rows.shape[1:], rows.stride()[1:]
+
+
+def _about(value: Any) -> Hashable:
+    import torch
+
+    return (*_layout(value), len(value)) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _stacked(forwards: Sequence[Forward]) -> "dict[str, Tensor]":
+    return {name: _stack([forward.rows[name] for forward in forwards]) for name in forwards[0].rows}
+
+
+def _stack(rows: "Sequence[Tensor]") -> "Tensor":
+    """One after the other, each laid out as it was: another layout picks other kernels."""
+    import torch
+
+    first, counts = rows[0], [len(one) for one in rows]
+    shape, strides = first.shape[1:], first.stride()[1:]
+    if first.is_contiguous() or not codec.each_its_own(shape, strides):
+        return torch.cat([*rows])
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    stacked = torch.empty_strided((sum(counts), *shape), (extent, *strides), dtype=first.dtype, device=first.device)
+    for place, one in zip(stacked.split(counts), rows, strict=True):
+        place.copy_(one)
+    return stacked
+
+
+def _same(one: Outputs, other: Outputs) -> bool:
+    """To the bit and to the layout."""
+    return all(
+        invariant.same(tensor, other[name]) and tensor.stride() == other[name].stride() for name, tensor in one.items()
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
