@@ -8,7 +8,7 @@ REST := $(if $(filter check,$(MAKECMDGOALS)),-m slow)
 FIRST ?= 0
 ENGINES ?= 1
 
-.PHONY: demo test crash simulate chaos check fix bench bench-loop bench-batch bench-store bench-quality clean
+.PHONY: demo test crash simulate chaos check fix bench bench-loop bench-batch bench-store bench-quality falsifier clean
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
@@ -45,6 +45,9 @@ bench-store: .venv/installed .venv-peers/installed  ## the store and the engine 
 bench-quality: SEEDS ?= 1
 bench-quality: .venv/installed  ## the judge over all prompts, SEEDS clips of each (20 minutes a seed on one core)
 	$(BIN)/python -m training.shapes.evaluate --seeds $(SEEDS)
+
+falsifier: .venv/installed  ## whether scheduling by the step earns its keep, in virtual time; QUICK=1 one trace, REAL=1 real engines
+	$(BIN)/python -m ops.bench.falsifier $(if $(REAL),real,simulate) $(if $(QUICK),--quick)
 
 simulate: SEEDS ?= 10000
 simulate: .venv/installed  ## SEEDS worlds in which everything goes wrong, from FIRST on, with ENGINES on the one store

@@ -150,7 +150,7 @@ class JobCompleted(Struct, frozen=True, kw_only=True, tag="job_completed"):
 
 
 class JobFailed(Struct, frozen=True, kw_only=True, tag="job_failed"):
-    """`kind` is the failure class: error, oom, nan, poisoned, corrupt_checkpoint."""
+    """`kind` is the failure class: error, oom, nan, poisoned, corrupt_checkpoint, too_large."""
 
     kind: str
     message: str

@@ -124,6 +124,7 @@ class Seat(Struct, kw_only=True):
             credits=self.hello.credits - len(batches),
             outstanding=len(batches),
             queued_s=left_s - min(begun_s, now - self.began_at),
+            memory_bytes=self.hello.memory_bytes,
             free_bytes=self.hello.memory_bytes - taken,
             peak_bytes=peaks,
             jobs=home.shares.copy(),

@@ -71,7 +71,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extensions: tuple[str, ...] = ()
     """What looks at the steps of its workers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     max_active: Count = 256
-    policy: str = "round_robin"
+    policy: str = "deadline"
     """In which order steps that are ready run: docs/scheduling.md says what each is for."""
     batch_most: Annotated[int, Meta(ge=1, le=64)] = 4
     """Steps of different jobs that are executed together, where their model says that it changes no bits."""

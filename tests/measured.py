@@ -1,4 +1,6 @@
-"""A toy that says its sizes: a counting step needs as many GiB beside its tensors as its guidance, and may share."""
+"""A toy that says its sizes: beside its tensors a counting step needs as many GiB as its guidance is above 1. It may be
+executed with others.
+"""
 
 from collections.abc import Mapping
 
@@ -36,7 +38,7 @@ class Together:
 
 
 class MeasuredToy(toy.ToyFamily):
-    """`resident` bytes are what each of its jobs has on its device."""
+    """A counting step reads so many `resident` bytes and makes as many."""
 
     def __init__(self, card: ModelCard = toy.CARD, *, resident: int = 64, flops: int = 10**9) -> None:
         super().__init__(card)
@@ -46,7 +48,7 @@ class MeasuredToy(toy.ToyFamily):
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         small = Sized((4, 4), "float32")
-        count = always(Work(self._flops, int(request.guidance * GIB)))
+        count = always(Work(self._flops, int(max(0.0, request.guidance - 1) * GIB)))
         return {
             "prepare": LoopSizes(tensors={"start": small}),
             "count": LoopSizes(tensors={"x": Sized((self._resident,), "uint8")}, work=count),

@@ -22,7 +22,7 @@ class Room(Struct, kw_only=True, eq=False):
     """One worker while a plan is made: each placement of the plan is taken from it, and from nothing that lasts.
 
     A placement, of one step or of several that are executed together, takes one of the worker's `credits`. A worker
-    that is idle and holds no job takes anything: waiting would not make it fit.
+    that is idle and holds no job takes anything: waiting would not make it fit there.
     """
 
     worker: str
@@ -37,6 +37,8 @@ class Room(Struct, kw_only=True, eq=False):
     """Placements that are with it."""
     queued_s: float = 0.0
     """Seconds of work that are left of them, as predicted."""
+    memory_bytes: float = math.inf
+    """All that it has."""
     free_bytes: float
     """Beside the weights, the tensors of the jobs at home here, and the peaks of the steps that are with it."""
     peak_bytes: float = 0
@@ -92,6 +94,10 @@ class Room(Struct, kw_only=True, eq=False):
         demand = ready.demand
         resident = 0 if ready.home == self.worker else demand.resident_bytes
         return demand.peak_bytes + resident + (0 if ready.model.name in self.in_use else demand.weights_bytes)
+
+    def is_large_enough(self, ready: Ready) -> bool:
+        """Whether a step would fit if nothing else were here."""
+        return ready.demand.nbytes <= self.memory_bytes
 
     def fits(self, ready: Ready) -> bool:
         """Whether there are the bytes for a step, beside all that is here."""

@@ -125,13 +125,16 @@ class Scheduler:
         home = None if ready.home is None else rooms.get(ready.home)
         if home is not None and (home is spared or not home.serves(ready)):
             home = None
-        if home is not None and home.takes(ready):
+        if home is not None and home.takes(ready) and (ready.bound or home.is_large_enough(ready)):
             return home
         if ready.bound:
             return None
         serving = [room for room in rooms.values() if room is not spared and room.serves(ready)]
+        serving = [room for room in serving if room.is_large_enough(ready)] or serving
         able = [room for room in serving if room.takes(ready, self.policy.at_once)]
-        options = able if home is None else [room for room in able if not room.outstanding]
+        if home in able:
+            return home
+        options = able if home is None or home not in serving else [room for room in able if not room.outstanding]
         return min(options, key=lambda room: (room.outstanding, room.worker), default=None)
 
     def _spared(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
@@ -184,8 +187,9 @@ class Scheduler:
     def _awaited(self, ready: Ready, rooms: Mapping[str, Room]) -> Room | None:
         """The worker on which a step that fits nowhere will fit first, if only bytes are in its way."""
         home = rooms.get(ready.home or "")
-        if home is not None and home.serves(ready):
+        if home is not None and home.serves(ready) and home.is_large_enough(ready):
             return home
         most = self.policy.at_once
         serving = [room for room in rooms.values() if room.serves(ready) and not room.is_crowded(ready, most)]
+        serving = [room for room in serving if room.is_large_enough(ready)] or serving
         return min(serving, key=lambda room: (room.jobs.total(), room.worker), default=None)

@@ -65,6 +65,13 @@ BODIES: dict[str, tuple[Any, int, str | None]] = {
     "seed beyond 63 bits": (job(seed=2**63), 400, "seed"),
     "seed as text": (job(seed="7"), 400, "seed"),
     "priority above": (job(priority=101), 422, "priority"),
+    "a long tenant": (job(tenant="t" * 65), 400, "tenant"),
+    "tenant with NUL": (job(tenant="a\0b"), 400, "tenant"),
+    "tenant as number": (job(tenant=7), 400, "tenant"),
+    "deadline at once": (job(deadline_s=0), 422, "deadline_s"),
+    "deadline before": (job(deadline_s=-1), 422, "deadline_s"),
+    "deadline in a year": (job(deadline_s=365 * 86_400), 422, "deadline_s"),
+    "deadline as text": (job(deadline_s="soon"), 400, "deadline_s"),
     "metadata of numbers": (job(metadata={"a": 1}), 400, "metadata"),
     "nested metadata": (job(metadata={"a": {"b": "c"}}), 400, "metadata"),
     "metadata with a long value": (job(metadata={"a": "b" * 513}), 422, "metadata"),
@@ -235,7 +242,17 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
 )
-FIELDS = ("negative_prompt", "seed", "steps", "guidance", "preview_every", "priority", "metadata")
+FIELDS = (
+    "negative_prompt",
+    "seed",
+    "steps",
+    "guidance",
+    "preview_every",
+    "priority",
+    "metadata",
+    "tenant",
+    "deadline_s",
+)
 REQUESTS = st.fixed_dictionaries(
     {"model": st.just("toy") | VALUES, "prompt": st.just("a count") | VALUES},
     optional=dict.fromkeys((*FIELDS, "surprise"), VALUES),

@@ -6,6 +6,7 @@ import pytest
 
 from tests import toy
 from tests.api.serving import HeldJournal, app_of, without_sockets
+from tests.measured import MeasuredToy
 from tests.sim import Running, World, request
 
 TOY = {"model": "toy", "prompt": "a count", "steps": 3}
@@ -23,6 +24,27 @@ async def test_a_job_is_accepted_with_its_place_and_all_that_was_left_open(http:
     assert job["card"] == toy.CARD.digest
     assert job["weights"] == "toy-weights"
     assert (await http.get(answer.headers["location"])).json()["seed"] == job["seed"]
+
+
+async def test_a_job_says_for_whom_it_is_and_by_when(http: httpx.AsyncClient) -> None:
+    asked = {"tenant": "studio", "deadline_s": 30}
+    job = (await http.post("/v1/jobs", json=TOY | asked)).json()
+    plain = (await http.post("/v1/jobs", json=TOY)).json()
+    forked = (await http.post(f"/v1/jobs/{job['id']}/fork", json={"at_step": 0, "set": {"deadline_s": None}})).json()
+
+    assert {name: job[name] for name in asked} == asked
+    assert (plain["tenant"], plain["deadline_s"]) == ("", None)
+    assert (forked["tenant"], forked["deadline_s"]) == ("studio", None)
+
+
+async def test_a_job_that_no_worker_could_hold_is_refused_with_the_field() -> None:
+    async with World(families=[MeasuredToy()]).engine() as running, without_sockets(app_of(running)) as http:
+        await running.until(lambda: bool(running.engine.fleet.seats))
+        answer = await http.post("/v1/jobs", json=TOY | {"guidance": 4})
+
+        assert answer.status_code == 422
+        assert answer.json()["error"]["param"] == "model"  # this one makes one size only
+        assert "needs 3.0 GiB beside the weights, the largest worker has 1.0 GiB" in answer.json()["error"]["message"]
 
 
 async def test_a_finished_job_shows_what_it_made(running: Running, http: httpx.AsyncClient) -> None:

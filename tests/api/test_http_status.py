@@ -21,6 +21,30 @@ async def test_a_process_that_answers_is_live(http_idle: httpx.AsyncClient, idle
     assert (await http_idle.get("/livez")).status_code == 200
 
 
+async def test_capacity_says_what_steps_take_what_workers_have_and_what_waits(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    await running.ended((await running.client.submit(request(steps=30, guidance=3.0))).id)
+    seen = (await http.get("/v1/capacity")).json()
+
+    (count,) = [step for step in seen["steps"] if step["loop"] == "count"]
+    assert (count["model"], count["pool"], count["policy"], count["batch"]) == ("toy", "default", "guided", 1)
+    assert count["samples"] == 29
+    assert 0 < count["seconds"] <= count["careful_seconds"]
+    assert count["cold_seconds"] > 0
+    (worker,) = seen["workers"]
+    assert worker | {"device": ""} == {
+        "id": running.workers[0].name,
+        "pool": "default",
+        "device": "",
+        "memory_bytes": 1 << 30,
+        "reserved_bytes": 0,
+        "jobs": 0,
+        "outstanding_seconds": 0.0,
+    }
+    assert seen["queue"] == {"steps": 0, "seconds": 0, "job_seconds": 0}
+
+
 async def test_readiness_follows_workers_and_draining(idle: Running, http_idle: httpx.AsyncClient) -> None:
     async def ready() -> tuple[int, list[str]]:
         answer = await http_idle.get("/readyz")

@@ -132,7 +132,7 @@ def request(**fields: object) -> ResolvedRequest:
 
 
 def test_a_forecast_has_the_steps_of_each_kind_and_the_bytes_of_the_largest() -> None:
-    forecast = Forecasts().make(request(steps=3, guidance=2.0), FAMILY)
+    forecast = Forecasts().make(request(steps=3, guidance=3.0), FAMILY)
 
     assert [(kind.node, kind.kind, kind.steps) for kind in forecast.kinds] == [
         ("prepare", "prepare", 1),

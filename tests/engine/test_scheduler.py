@@ -237,6 +237,16 @@ def test_a_job_stays_where_its_tensors_are_and_leaves_only_for_an_idle_worker() 
     assert jobs(line_up(ready("job", home="gone")).plan([room("b", outstanding=1)], 0.0)) == [("b", "job")]
 
 
+def test_what_is_too_large_for_a_worker_goes_to_one_that_can_hold_it() -> None:
+    large = ready("large", peak=90)
+    small, larger = room("a", memory_bytes=50, free_bytes=50), room("b", outstanding=1, memory_bytes=100, free_bytes=40)
+
+    assert jobs(line_up(large).plan(copied([small, larger]), 0.0)) == []
+    assert jobs(line_up(large).plan([replace(small), room("b", memory_bytes=100)], 0.0)) == [("b", "large")]
+    assert jobs(line_up(replace(large, home="a")).plan([replace(small), room("b")], 0.0)) == [("b", "large")]
+    assert jobs(line_up(large).plan([replace(small)], 0.0)) == [("a", "large")]  # it is tried
+
+
 def test_a_worker_with_its_number_of_jobs_begins_no_other() -> None:
     scheduler = line_up(ready("new"), ready("begun", home="a", since=1.0), policy=ONE_AT_A_TIME)
 

@@ -114,3 +114,12 @@ def test_blobs_lie_in_the_data_folder_unless_they_are_elsewhere(tmp_path: Path) 
 def test_a_mistyped_variable_is_named() -> None:
     with pytest.raises(BadSettings, match="KEYFRAME_WROKERS"):
         read({}, {"KEYFRAME_WROKERS": "2"})
+
+
+def test_a_policy_is_one_that_there_is() -> None:
+    assert read({"policy": "fair", "batch_most": "8"}, {}).limits.batch_most == 8
+
+    with pytest.raises(BadSettings, match=r"policy: .fastest. is none; there are: fifo, .*, deadline"):
+        read({"policy": "fastest"}, {})
+    with pytest.raises(BadSettings, match="batch_most"):
+        read({"batch_most": "0"}, {})

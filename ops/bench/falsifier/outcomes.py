@@ -16,6 +16,9 @@ LATE_AT_MOST = 0.05
 
 PERCENTILES = (50, 95, 99)
 
+DIGITS = 4
+"""Behind the point, of what is kept."""
+
 
 class Times(Struct, frozen=True, kw_only=True):
     """Of one kind, in seconds, at `PERCENTILES`. What was given up counts as never; None is never."""
@@ -55,11 +58,11 @@ def outcome(jobs: Sequence[Job], busy: float) -> Outcome:
         late=_share(map(is_late, asked)),
         given_up=_share(job.given_up for job in asked),
         kinds={kind: _times([job for job in asked if job.kind == kind]) for kind in SESSION_KINDS},
-        busy=busy,
-        wasted=sum(job.served_s for job in jobs if job.given_up) / served_s if served_s else 0.0,
-        fairness=jain(_stretches(jobs)),
-        film_stretch=sum(films) / len(films) if films else 1.0,
-        film_most=max(films, default=1.0),
+        busy=round(busy, DIGITS),
+        wasted=round(sum(job.served_s for job in jobs if job.given_up) / served_s, DIGITS) if served_s else 0.0,
+        fairness=round(jain(_stretches(jobs)), DIGITS),
+        film_stretch=round(sum(films) / len(films), DIGITS) if films else 1.0,
+        film_most=round(max(films, default=1.0), DIGITS),
     )
 
 
@@ -87,7 +90,7 @@ def _times(jobs: Sequence[Job]) -> Times:
 
 def _percentiles(values: Sequence[float]) -> tuple[float | None, ...]:
     found = [percentile(values, of) for of in PERCENTILES]
-    return tuple(None if math.isinf(value) else value for value in found)
+    return tuple(None if math.isinf(value) else round(value, 3) for value in found)
 
 
 def _stretches(jobs: Iterable[Job]) -> list[float]:
@@ -109,4 +112,4 @@ def _lasted_s(job: Job) -> float:
 
 def _share(of: Iterable[bool]) -> float:
     each = list(of)
-    return sum(each) / len(each) if each else 0.0
+    return round(sum(each) / len(each), DIGITS) if each else 0.0

@@ -87,7 +87,7 @@ def _late(results: Results) -> str:
     return svg.lines(
         "Requests of sessions that are late or given up",
         Axis(label="sessions on one device", ticks=numbers),
-        Axis(label="per cent", ticks=(0, 10, 20, 30, 40, 50)),
+        Axis(label="per cent", ticks=range(0, 81, 10)),
         series,
         mark=100 * LATE_AT_MOST,
         mark_label="the objective",

@@ -5,6 +5,7 @@ from statistics import mean, median
 
 from ops.bench.falsifier.kinds import KINDS, SESSION_KINDS
 from ops.bench.falsifier.outcomes import SLO_S, SLO_TIMES, Outcome
+from ops.bench.falsifier.real import Measured
 from ops.bench.falsifier.sweep import Results
 from ops.bench.falsifier.trace import SEED
 from ops.bench.falsifier.worlds import BELIEVED, WORLDS
@@ -57,6 +58,13 @@ def measured(outcomes: Mapping[str, Outcome]) -> str:
             [name, *(f"{100 * share:.1f}" for share in shares), f"{one.fairness:.2f}", f"{one.film_stretch:.1f}"]
         )
     return _table(["policy", "late %", "given up %", "busy %", "wasted %", "fairness", "films, times alone"], rows)
+
+
+def real(found: Measured) -> str:
+    """What was measured, and on what."""
+    alone = ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in found.alone_s.items())
+    about = f"{found.machine}; {found.sessions} sessions, {found.seconds:g} s for each policy; alone: {alone}."
+    return f"{about}\n\n{measured(found.outcomes)}"
 
 
 def times(results: Results, of: Callable[[Outcome, str], Sequence[float | None]]) -> str:

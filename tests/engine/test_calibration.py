@@ -1,0 +1,116 @@
+"""What steps took is kept in the log, seldom, and never in the way of a job."""
+
+import pytest
+from msgspec.structs import replace
+
+from cards.wire import ModelIdentity
+from engine.calibration import Calibration
+from engine.scheduling.cost import CostModel, StepKind
+from store.errors import StoreUnavailable
+from store.journal import Append
+from store.memory import MemoryJournal
+from tests.sim import QueuedJournal, SimClock
+
+KIND = StepKind("default", "device=cpu", ModelIdentity("toy", "c", "w"), "count", "count", "8x8x5")
+STREAM = "pool/default"
+
+
+def learnt(*seconds: float, kind: StepKind = KIND) -> CostModel:
+    costs = CostModel()
+    for one in (9.0, *seconds):
+        costs.figure(kind).took(one, "worker")
+    return costs
+
+
+def calibration(journal: MemoryJournal, costs: CostModel) -> Calibration:
+    return Calibration(journal, costs, SimClock(), lease=None)
+
+
+async def events(journal: MemoryJournal) -> int:
+    return len(await journal.read(STREAM))
+
+
+async def test_what_one_engine_has_learnt_another_begins_with() -> None:
+    journal, costs = MemoryJournal(), learnt(1.0, 3.0)
+    await calibration(journal, costs).save()
+    other = CostModel()
+    await calibration(journal, other).load()
+
+    ours, theirs = costs.figure(KIND), other.figure(KIND)
+    assert (theirs.mean_s, theirs.samples, theirs.cold_s) == (ours.mean_s, ours.samples, 9.0)
+    assert theirs.careful_s == ours.careful_s
+
+
+async def test_what_has_been_timed_here_is_not_forgotten_for_what_others_say() -> None:
+    journal = MemoryJournal()
+    await calibration(journal, learnt(1.0)).save()
+    costs = learnt(5.0)
+    await calibration(journal, costs).load()
+
+    assert costs.figure(KIND).mean_s == 5.0
+
+
+async def test_a_figure_is_written_again_only_when_it_has_changed_by_much() -> None:
+    journal, costs = MemoryJournal(), learnt(*[1.0] * 50)
+    keeping = calibration(journal, costs)
+    for seconds, written in ((1.0, 1), (1.0, 1), (1.02, 1), (30.0, 2), (30.0, 3)):
+        costs.figure(KIND).took(seconds, "worker")
+        await keeping.save()
+        assert await events(journal) == written
+
+
+async def test_each_pool_has_a_stream_of_its_own() -> None:
+    journal, costs = MemoryJournal(), learnt(1.0)
+    for _ in range(2):
+        costs.figure(replace(KIND, pool="gpus")).took(2.0, "other")
+    await calibration(journal, costs).save()
+
+    assert await journal.streams("pool/") == ["pool/default", "pool/gpus"]
+
+
+async def test_two_engines_that_write_at_once_both_come_to_be_heard() -> None:
+    journal = MemoryJournal()
+    other = replace(KIND, shape="16x16x5")
+    one, two = learnt(1.0), learnt(4.0, kind=other)
+    first, second = calibration(journal, one), calibration(journal, two)
+    await first.load()
+    await second.load()
+    await first.save()
+    await second.save()  # is refused, and takes over what the first has written
+    await second.save()
+    costs = CostModel()
+    await calibration(journal, costs).load()
+
+    assert (costs.figure(KIND).mean_s, costs.figure(other).mean_s) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize("refuse", [1, 2])
+async def test_a_store_that_takes_no_writes_stops_nothing(refuse: int) -> None:
+    inner = MemoryJournal()
+    journal = QueuedJournal(inner)
+    journal.refuse = refuse
+    keeping = Calibration(journal, learnt(1.0), SimClock(), lease=None)  # type: ignore[arg-type]
+    for _ in range(refuse + 1):
+        await keeping.save()
+
+    assert await events(inner) == 1
+
+
+async def test_a_store_that_cannot_be_read_stops_nothing() -> None:
+    class Down(MemoryJournal):
+        async def streams(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[str]:
+            raise StoreUnavailable("the disk is gone")
+
+    costs = CostModel()
+    await calibration(Down(), costs).load()
+
+    assert not list(costs.measured())
+
+
+async def test_words_that_nobody_understands_are_left_alone() -> None:
+    journal = MemoryJournal()
+    await journal.append(Append(stream=STREAM, expected=0, epoch=0, at=0.0, events=(), checkpoint=b"\xff"))
+    costs = CostModel()
+    await calibration(journal, costs).load()
+
+    assert not list(costs.measured())
