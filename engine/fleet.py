@@ -102,18 +102,24 @@ class Seat(Struct, kw_only=True):
         return model in self.hello.models and (role is None or not self.hello.serves or role in self.hello.serves)
 
     def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float, now: float) -> Room:
-        """What it has left to give. Weights are there for as long as a job or a unit of their model is."""
-        batches, models = set(), home.models.copy()
+        """What it has left to give. Weights are there for as long as a job or a unit of their model is.
+
+        Of the jobs whose tensors are on their way one counts as not running here: others may meanwhile.
+        """
+        batches, there, models = set(), set(), home.models.copy()
         peaks, left_s, begun_s, jumbo = 0, 0.0, 0.0, False
-        running = next(iter(self.outstanding.values())).batch if self.outstanding else None
-        for reserved in self.outstanding.values():  # once for all: this is asked for at every step
+        coming = next((unit.job for unit, reserved in self.outstanding.items() if reserved.fetches), None)
+        running = next((reserved.batch for unit, reserved in self.outstanding.items() if unit.job != coming), None)
+        for unit, reserved in self.outstanding.items():  # once for all: this is asked for at every step
             demand = reserved.demand
-            batches.add(reserved.batch)
+            there.add(reserved.batch)
             models.add(reserved.model)
             peaks += demand.peak_bytes
-            left_s += reserved.expected_s
-            begun_s += reserved.expected_s if reserved.batch == running else 0.0
             jumbo = jumbo or demand.seconds > jumbo_s
+            if unit.job != coming:
+                batches.add(reserved.batch)
+                left_s += reserved.expected_s
+                begun_s += reserved.expected_s if reserved.batch == running else 0.0
         taken = home.nbytes + peaks + sum([weights[model] for model in models])
         return Room(
             worker=self.worker,
@@ -121,8 +127,9 @@ class Seat(Struct, kw_only=True):
             models=self.hello.models,
             roles=self.hello.serves,
             draining=self.draining,
-            credits=self.hello.credits - len(batches),
+            credits=self.hello.credits - len(there),
             outstanding=len(batches),
+            coming=coming is not None,
             queued_s=left_s - min(begun_s, now - self.began_at),
             memory_bytes=self.hello.memory_bytes,
             free_bytes=self.hello.memory_bytes - taken,

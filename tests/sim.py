@@ -211,6 +211,8 @@ class SimWorker:
         self.peers: Mapping[str, SimWorker] = {}
         self.lends: Callable[[str, str], Parts | None] = self._parts
         """What it gives to others that ask; they hear nothing of a worker that is frozen or dead."""
+        self.carries = True
+        """Whether what others hold comes, or is on its way."""
         self.fetcher = Fetcher(patience_s=0.0)
         self._arrived = asyncio.Event()
 
@@ -250,6 +252,8 @@ class SimWorker:
 
     def _carry(self) -> None:
         """Have what others hold brought."""
+        if not self.carries:
+            return
         there = {name: Lender(peer.lends) for name, peer in self.peers.items() if not (peer.frozen or peer.dead)}
         carry(self.fetcher, there)
         while self.fetcher.brought:
@@ -321,7 +325,7 @@ class SimWorker:
 
     def _beat(self, tell: Tell) -> None:
         held = self.executor.resident.held()
-        tell(self.name, Heartbeat(self._inbox.units(), held.tensors, held.nbytes), ())
+        tell(self.name, Heartbeat(self._inbox.units(), held.tensors, held.nbytes, fetched=self.fetcher.fetched), ())
 
 
 class SimLink:

@@ -35,6 +35,8 @@ class Room(Struct, kw_only=True, eq=False):
     """That are left."""
     outstanding: int = 0
     """Placements that are with it."""
+    coming: bool = False
+    """Whether there are more, of a job whose tensors are on their way."""
     queued_s: float = 0.0
     """Seconds of work that are left of them, as predicted."""
     memory_bytes: float = math.inf
