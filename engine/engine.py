@@ -361,9 +361,9 @@ class Engine:
             await self.give_up(worker, "sent bytes that do not hash to their name", blame=False)
             return
         sent = actor.out.popleft()
-        await self.dispatcher.dismiss(actor)
         if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
             self._fold_in(actor, worker, sent.plan, result, arrived)
+        await self.dispatcher.dismiss(actor)
         await self._go_on(actor, waits=not reserved.alone and self.fleet.at_it(worker, reserved.batch))
 
     def _fold_in(

@@ -1,4 +1,4 @@
-"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds|loop|batch ...]`: figures, and their machine."""
+"""`python -m ops.bench [PART ...]`: figures, and their machine. Without a part, all of the table, in its order."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import batch, blobs, folds, livez, loop, overhead, recovery, steps
+from ops.bench import batch, blobs, folds, livez, loop, overhead, recovery, steps, transfers
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -21,6 +21,7 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "folds": folds.run,
     "loop": loop.run,
     "batch": batch.run,
+    "transfers": transfers.run,
 }
 
 

@@ -8,7 +8,6 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from cards import codec
-from cards.card import ComponentSpec, ModelCard
 from cards.codec import Parts
 from cards.roles import components_of, role_of, roles_of
 from cards.shapes.family import FAMILY as SHAPES
@@ -16,6 +15,7 @@ from engine.job import State
 from tests import toy
 from tests.folded import Folded
 from tests.sim import Running, SimWorker, World, digests, request
+from tests.splitting import by_role
 
 ENCODER, DENOISER, DECODER = ("encoder",), ("denoiser",), ("decoder",)
 SPLIT = (ENCODER, DENOISER, DECODER)
@@ -23,17 +23,6 @@ MANY = (ENCODER, ENCODER, DENOISER, DENOISER, DECODER)
 SMALL = "a count"
 LARGE = "a count wide=3000"
 """Its tensors are too large for messages."""
-
-
-def by_role(card: ModelCard) -> ModelCard:
-    """The toy's card with something for each role to do."""
-    parts = {
-        "reader": ComponentSpec(kind="text_encoder", parameters=0),
-        "writer": ComponentSpec(kind="vae", parameters=0),
-    }
-    wanted = {"prepare": ("reader",), "finish": ("writer",)}
-    loops = {name: replace(spec, components=wanted.get(name, spec.components)) for name, spec in card.loops.items()}
-    return replace(card, components=card.components | parts, loops=loops)
 
 
 def world(snapshot_every: int | UnsetType = UNSET) -> World:

@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from cards import codec
-from cards.wire import Fetch, Release, Shutdown, UnitId, WorkUnit
+from cards.wire import Batch, Fetch, Release, Shutdown, UnitId, WorkUnit
 from tests.workers.units import unit
 from workers import transfers
 from workers.inbox import Command, Inbox
@@ -203,3 +203,18 @@ def test_a_shutdown_waits_for_no_tensors() -> None:
     inbox.clear(Command(Shutdown()))
 
     assert taken(inbox) == [None]
+
+
+def test_a_batch_waits_for_the_tensors_of_its_units_and_each_gets_its_own() -> None:
+    inbox, first, second, behind = Inbox(), numbered("j", 1), numbered("k", 2), numbered("k", 3)
+    inbox.put(Command(Batch((first, second)), (b"1", b"2")), coming=[first.id, second.id])
+    inbox.put(Command(behind, (b"3",)))
+    inbox.arrived(second.id, {"c": b"c"})
+    assert inbox.get_nowait() is None
+
+    inbox.arrived(first.id, {"b": b"b"})
+    command = inbox.get()
+    assert isinstance(command.message, Batch)
+    assert [unit.inline for unit in command.message.units] == [("a", "b"), ("a", "c")]
+    assert list(command.frames) == [b"1", b"b", b"2", b"c"]
+    assert taken(inbox) == [behind.id]
