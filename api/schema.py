@@ -185,7 +185,7 @@ class Warning(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Why a job failed. `class` is error, oom, nan, poisoned or corrupt_checkpoint."""
+    """Why a job failed. `class` is error, oom, nan, poisoned, too_large or corrupt_checkpoint."""
 
     kind: str = field(name="class")
     message: str

@@ -148,6 +148,11 @@ class Accounts:
             there = priced[key] = self._price(actor.job, actor.account.forecast, plan, pool, device)
         return there
 
+    def share_s(self, priced: Priced, count: int) -> float:
+        """What each of so many such steps that are executed together is expected to take."""
+        together = self.costs.timed(replace(priced.kind, batch=count)) if count > 1 else None
+        return priced.figure.expected_s if together is None else together.mean_s / count
+
     def _price(self, job: Job, forecast: Forecast, plan: WorkPlan, pool: str, device: str) -> Priced:
         card = self._registry[job.model.name].card
         node = card.program.nodes[job.place.index].name

@@ -299,12 +299,13 @@ class Client:
 
     def held_up(self, job: Job) -> str | None:
         """Why this engine cannot go on with an open job now, if it cannot."""
-        there = self._engine.fleet.serving(job.model, job.pool)
-        if job.open and job.pool is not None and not there:
-            return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
-        if (unrunnable := self._engine.reconciler.unrunnable.get(job.id)) is not None:
+        unrunnable = self._engine.reconciler.unrunnable.get(job.id)
+        if unrunnable is not None or not job.open or job.model.name not in self._engine.registry:
             return unrunnable
-        if there and job.open and job.model.name in self._engine.registry and not self._engine.serves_next(job):
+        there = self._engine.fleet.serving(job.model, job.pool)
+        if job.pool and not there:
+            return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
+        if there and not self._engine.serves_next(job):
             return f"no worker serves as {self._engine.role(job)} for {job.model.name!r} now"
         return self._engine.dispatcher.why(job.id)
 

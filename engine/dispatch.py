@@ -110,8 +110,10 @@ class Dispatcher:
 
     def too_large(self, since: float) -> list[tuple[JobActor, str]]:
         """Those that have found no worker large enough from then on, with what is missing."""
-        self.unfit = {job: lack for job, lack in self.unfit.items() if job in self._ledger.actors}
-        return [(self._ledger.actors[job], why) for job, (at, why) in self.unfit.items() if at < since]
+        actors = {job: self._ledger.actors.get(job) for job in self.unfit}
+        running = {job: actor for job, actor in actors.items() if actor and actor.job.state is State.RUNNING}
+        self.unfit = {job: self.unfit[job] for job in running}
+        return [(actor, self.unfit[job][1]) for job, actor in running.items() if self.unfit[job][0] < since]
 
     def waiting(self) -> list[Ready]:
         return [ready for ready in self.scheduler.line if self._current(ready.job) is not None]
@@ -213,7 +215,7 @@ class Dispatcher:
         """The units of a placement; those that turn out not to go together are each by itself."""
         seat = self._fleet.seats[placement.worker]
         together, apart = Assignment(seat, []), []
-        batch, alone = next(self._batches), len(placement.members) == 1
+        batch, count = next(self._batches), len(placement.members)
         for ready in placement.members:
             actor = self._current(ready.job)
             following = self._following(actor) if actor is not None else None
@@ -223,8 +225,8 @@ class Dispatcher:
                 actor.lined_up = False
             elif ready.bound != bool(actor.out):
                 self.line_up(actor)
-            elif alone or _goes_along(following.plan, ready):
-                together.members.append((actor, self._reserve(actor, following, seat, ready, batch, alone=alone)))
+            elif count == 1 or _goes_along(following.plan, ready):
+                together.members.append((actor, self._reserve(actor, following, seat, ready, batch, count)))
             else:
                 unit = self._reserve(actor, following, seat, ready, next(self._batches))
                 apart.append(Assignment(seat, [(actor, unit)]))
@@ -240,7 +242,7 @@ class Dispatcher:
         return driver.ahead(self._registry[actor.job.model.name], actor.state, sent.id, sent.plan)
 
     def _reserve(
-        self, actor: JobActor, following: Ahead, seat: Seat, ready: Ready, batch: int, *, alone: bool = True
+        self, actor: JobActor, following: Ahead, seat: Seat, ready: Ready, batch: int, count: int = 1
     ) -> WorkUnit:
         if actor.job.fingerprint != seat.hello.fingerprint:
             self._ledger.write(actor, [NumericsChanged(fingerprint=seat.hello.fingerprint)])
@@ -271,9 +273,9 @@ class Dispatcher:
             model=actor.job.model.name,
             share=ready.share,
             demand=ready.demand,
-            expected_s=priced.figure.expected_s,
+            expected_s=self.accounts.share_s(priced, count),
             priced=priced,
-            alone=alone,
+            alone=count == 1,
             fetches=fetch is not None,
         )
         return unit

@@ -405,6 +405,7 @@ class Engine:
 
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
+        self.accounts.costs.left(seat.worker)
         running = frozenset(seat.running) if blame else frozenset()
         for actor in self._lent_by(seat):
             actor.left = None

@@ -136,6 +136,11 @@ class CostModel:
         made = self._figures[kind] = Figure(self.rate(kind.device), flops)
         return made
 
+    def timed(self, kind: StepKind) -> Figure | None:
+        """That of a kind of which steps were timed."""
+        figure = self._figures.get(kind)
+        return figure if figure is not None and figure.samples else None
+
     def rate(self, device: str) -> Rate:
         if device not in self._rates:
             prior = CPU_FLOPS if device.startswith("device=cpu") else GPU_FLOPS

@@ -10,7 +10,7 @@ from store.journal import Event
 
 
 def told(event: Event, *columns: str) -> dict[str, Any]:
-    """Some of its columns, and what it says. Streams that are no job's (`ask/`, `parity/`, `pool/`) have words of their own."""
+    """Some of its columns, and what it says. Other streams (`ask/`, `parity/`, `pool/`) have their own words."""
     try:
         ours = event.stream.startswith("job/")
         data: Any = msgspec.to_builtins(facts.decode(event) if ours else msgspec.msgpack.decode(event.body))

@@ -135,6 +135,7 @@ async def test_after_a_death_all_of_the_batch_are_suspects_and_run_alone_until_t
             await running.until(lambda: running.workers[-1].dead or not running.engine.ledger.actors.get(poison))
             if running.workers[-1].dead:
                 died += 1
+                await running.until(running.link.inbox.empty)  # its last words decide of what it died
                 await running.engine.lose(running.workers[-1].name, "was killed")
                 running.add_worker()
             await anyio.sleep(0.01)
