@@ -3,7 +3,9 @@
 from msgspec.structs import replace
 
 from cards.card import ComponentSpec, ModelCard
-from tests.folded import Folded
+from cards.loop import Done, LoopState
+from cards.wire import WorkPlan
+from tests.folded import Folded, Multistep
 
 NEEDS = {"prepare": "reader", "finish": "writer"}
 
@@ -22,3 +24,18 @@ def by_role(card: ModelCard) -> ModelCard:
 
 FAMILY = Folded(3)
 FAMILY.card = by_role(FAMILY.card)
+
+
+class Short(Multistep):
+    """Ends a step before it said it would: what it leaves need not have been stored."""
+
+    def next(self, state: LoopState) -> WorkPlan | Done:
+        plan = super().next(state)
+        if isinstance(plan, Done) or 0 < state.step == state.steps - 1:
+            return Done()
+        return replace(plan, writes=None)
+
+
+SHORT = Folded(1 << 30)
+SHORT.card = by_role(SHORT.card)
+SHORT.loops = {**SHORT.loops, "toy.multistep/1": Short("toy.multistep/1", ("x",))}
