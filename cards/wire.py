@@ -116,7 +116,6 @@ class Fetch(Struct, frozen=True):
 
     address: str
     """Where that worker gives them away (`Hello.transfers`)."""
-    host: str
     digests: tuple[str, ...]
 
 

@@ -286,7 +286,7 @@ class Dispatcher:
         if actor.left is None or holder is None or not _reaches(seat.hello, holder.hello):
             return None
         there = sorted(actor.left.digests & lacks)
-        return Fetch(holder.hello.transfers, holder.hello.host, tuple(there)) if there else None
+        return Fetch(holder.hello.transfers, tuple(there)) if there else None
 
     def _current(self, job: str) -> JobActor | None:
         """The actor of a job whose entry in the line still stands for something."""

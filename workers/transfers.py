@@ -126,7 +126,8 @@ class Transfers:
         self._part_with_holders(now)
         while self._fetcher.brought:
             brought = self._fetcher.brought.popleft()
-            self._arrived.pop(brought.unit)(brought)
+            if (arrived := self._arrived.pop(brought.unit, None)) is not None:  # else it was asked for twice
+                arrived(brought)
         return going_on
 
     def _take_wanted(self) -> bool:

@@ -67,9 +67,10 @@ class Forecasts:
         return made
 
 
-def weights_bytes(card: ModelCard, names: Iterable[str]) -> int:
-    """Of these components, in their precision."""
-    return sum(card.components[name].parameters * WIDTH[card.components[name].precision] for name in names)
+def weights_bytes(card: ModelCard, names: Iterable[str] | None = None) -> int:
+    """Of all components, or of these, in their precision."""
+    parts = [card.components[name] for name in (card.components if names is None else names)]
+    return sum(part.parameters * WIDTH[part.precision] for part in parts)
 
 
 def policy_of(request: ResolvedRequest) -> str:

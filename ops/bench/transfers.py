@@ -73,7 +73,7 @@ def _fetch(asker: Transfers, address: str, ref: TensorRef) -> None:
         news.set()
 
     plan = WorkPlan(instance="", loop="", kind="", step=0)
-    asker.fetch(WorkUnit(UnitId("bench", 1, 1, 1), plan, fetch=Fetch(address, "", (ref.digest,))), arrived)
+    asker.fetch(WorkUnit(UnitId("bench", 1, 1, 1), plan, fetch=Fetch(address, (ref.digest,))), arrived)
     news.wait()
     codec.decode(came[0].blobs[ref.digest])
 

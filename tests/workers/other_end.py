@@ -39,7 +39,7 @@ def asker(place: str, address: str) -> None:
     transfers.read = die
     Fetcher._take = die  # type: ignore[method-assign]
     plan = WorkPlan(instance="toy", loop="step", kind="step", step=0)
-    wanted = WorkUnit(UnitId("j", 1, 1, 1), plan, fetch=Fetch(address, "host", ("first", "second")))
+    wanted = WorkUnit(UnitId("j", 1, 1, 1), plan, fetch=Fetch(address, ("first", "second")))
     with transfers.transferring(lambda job, digest: None, place=place) as there:
         there.fetch(wanted, die)
         threading.Event().wait()

@@ -34,7 +34,7 @@ def lender(there: Mapping[str, torch.Tensor], **options: Any) -> Lender:
 
 
 def fetch(there: Mapping[str, Any], address: str = "holder") -> Fetch:
-    return Fetch(address, "host", tuple(there))
+    return Fetch(address, tuple(there))
 
 
 class Pages:

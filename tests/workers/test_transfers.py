@@ -52,7 +52,7 @@ class Fetching:
         self._news = threading.Semaphore(0)
 
     def ask(self, address: str, digests: Any, job: str = "j") -> None:
-        wanted = replace(unit(job=job), fetch=Fetch(address, "host", tuple(digests)))
+        wanted = replace(unit(job=job), fetch=Fetch(address, tuple(digests)))
         self._transfers.fetch(wanted, self._arrived)
 
     def next(self) -> Brought:
