@@ -104,22 +104,27 @@ class Seat(Struct, kw_only=True):
     def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float, now: float) -> Room:
         """What it has left to give. Weights are there for as long as a job or a unit of their model is.
 
-        Of the jobs whose tensors are on their way one counts as not running here: others may meanwhile.
+        Of the jobs whose tensors are on their way the first counts as not running here: others may meanwhile.
         """
-        batches, there, models = set(), set(), home.models.copy()
-        peaks, left_s, begun_s, jumbo = 0, 0.0, 0.0, False
-        coming = next((unit.job for unit, reserved in self.outstanding.items() if reserved.fetches), None)
-        running = next((reserved.batch for unit, reserved in self.outstanding.items() if unit.job != coming), None)
+        models = home.models.copy()
+        placements, waiting, batch, peaks, left_s, begun_s, jumbo = 0, 0, 0, 0, 0.0, 0.0, False
+        coming, waits = "", False
         for unit, reserved in self.outstanding.items():  # once for all: this is asked for at every step
             demand = reserved.demand
-            there.add(reserved.batch)
-            models.add(reserved.model)
-            peaks += demand.peak_bytes
-            jumbo = jumbo or demand.seconds > jumbo_s
-            if unit.job != coming:
-                batches.add(reserved.batch)
+            if reserved.batch != batch:  # units of one are beside each other
+                placements, batch = placements + 1, reserved.batch
+                coming = coming or (unit.job if reserved.fetches else "")
+                waits = unit.job == coming
+                waiting += waits
+            if not waits:
                 left_s += reserved.expected_s
-                begun_s += reserved.expected_s if reserved.batch == running else 0.0
+                if placements - waiting == 1:
+                    begun_s += reserved.expected_s
+            if reserved.model not in models:
+                models.add(reserved.model)
+            if demand.seconds > jumbo_s:
+                jumbo = True
+            peaks += demand.peak_bytes
         taken = home.nbytes + peaks + sum([weights[model] for model in models])
         return Room(
             worker=self.worker,
@@ -127,9 +132,9 @@ class Seat(Struct, kw_only=True):
             models=self.hello.models,
             roles=self.hello.serves,
             draining=self.draining,
-            credits=self.hello.credits - len(there),
-            outstanding=len(batches),
-            coming=coming is not None,
+            credits=self.hello.credits - placements,
+            outstanding=placements - waiting,
+            coming=waiting > 0,
             queued_s=left_s - min(begun_s, now - self.began_at),
             memory_bytes=self.hello.memory_bytes,
             free_bytes=self.hello.memory_bytes - taken,

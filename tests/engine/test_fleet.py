@@ -65,7 +65,7 @@ def test_what_runs_are_all_units_of_the_batch_that_was_sent_first() -> None:
 
 def test_short_steps_queue_at_a_worker_and_long_ones_do_not() -> None:
     def has_place(*seconds: float, credits: int = 16, after_s: float = 0.0) -> bool:
-        units = (reserved(batch, seconds=one) for batch, one in enumerate(seconds))
+        units = (reserved(batch, seconds=one) for batch, one in enumerate(seconds, start=1))
         return room(seat("a", *units, credits=credits), now=after_s).has_place
 
     assert not has_place(9.0)

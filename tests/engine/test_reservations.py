@@ -89,7 +89,7 @@ class Cycles:
         self.engine = Engine(
             journal=journal,
             link=self.devices,
-            registry={"toy": self.family},
+            registry=registry.Registry({"toy": self.family}),
             clock=WallClock(),
             settings=EngineSettings(name="engine", limits=Limits(batch_most=3), max_active=1000),
             aside=at_once,
