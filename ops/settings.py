@@ -153,11 +153,14 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     entries = _from_file(file) if file is not None else {}
     entries |= _from_environment(environ)
     entries |= {name: value for name, value in flags.items() if value is not None}
-    for listed in ("families", "extensions", "serves", "split"):
+    for listed in ("families", "extensions", "serves"):
         if isinstance(entries.get(listed), str):
             entries[listed] = [name for name in entries[listed].split(",") if name]
-    if isinstance(entries.get("split"), list):
-        entries["split"] = {role: count for role, _, count in (entry.partition("=") for entry in entries["split"])}
+    if isinstance(split := entries.get("split"), str):
+        entries["split"] = dict(map(_share, filter(None, split.split(","))))
+    if isinstance(serves := entries.get("serves"), list):
+        for unknown in [role for role in serves if role not in ROLES]:
+            raise BadSettings(f"serves: {unknown!r} is no role; there are: {', '.join(ROLES)}")
     try:
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)
@@ -168,6 +171,14 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         raise BadSettings(str(error)) from error
     except msgspec.ValidationError as error:
         raise BadSettings(f"bad setting: {error}") from error
+
+
+def _share(entry: str) -> tuple[str, str]:
+    role, _, count = entry.partition("=")
+    if role not in ROLES or not count.isdecimal():
+        example = ",".join(f"{role}=1" for role in ROLES)
+        raise BadSettings(f"split: {entry!r} is not ROLE=WORKERS; all roles: {example}")
+    return role, count
 
 
 def _check_ranks(settings: Settings) -> None:

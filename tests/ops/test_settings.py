@@ -125,9 +125,11 @@ def test_a_policy_is_one_that_there_is() -> None:
         read({"batch_most": "0"}, {})
 
 
-def test_workers_are_of_one_role_each_where_they_are_split() -> None:
+def test_workers_are_of_one_role_each_where_they_are_split(tmp_path: Path) -> None:
     assert read({"workers": "2"}, {}).slots == ((), ())
-    assert read({}, {"KEYFRAME_SPLIT": "decoder=1,encoder=2"}).slots == (("encoder",), ("encoder",), ("decoder",))
+    split = (("encoder",), ("encoder",), ("decoder",))
+    assert read({}, {"KEYFRAME_SPLIT": "decoder=1,encoder=2"}).slots == split
+    assert read({}, {}, toml(tmp_path, "serves = ['encoder']\n[split]\nencoder = 2\ndecoder = 1")).slots == split
     assert read({"serves": "encoder,decoder"}, {}).serves == ("encoder", "decoder")
 
 
