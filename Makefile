@@ -8,7 +8,7 @@ REST := $(if $(filter check,$(MAKECMDGOALS)),-m slow)
 FIRST ?= 0
 ENGINES ?= 1
 
-.PHONY: demo test crash simulate chaos check fix bench bench-loop bench-batch bench-store bench-quality falsifier clean
+.PHONY: demo test crash simulate chaos faults check fix bench bench-loop bench-batch bench-store bench-quality falsifier clean
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
@@ -56,6 +56,9 @@ simulate: .venv/installed  ## SEEDS worlds in which everything goes wrong, from 
 chaos: SECONDS ?= 70
 chaos: .venv/installed  ## real engines, workers and databases, killed, frozen and cut off at random: five minutes
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) --seed $(FIRST)
+
+faults: .venv/installed  ## one thing that goes wrong in one place, idle and loaded, with what was seen of it: ten minutes
+	$(BIN)/python -m tests.faults
 
 clean:
 	rm -rf .venv .venv-peers build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -126,6 +126,8 @@ def _workers(workers: Workers) -> list[Operation]:
         _get("/v1/workers", workers.list, {200: Answer(schema.WorkerList)}),
         _post("/v1/workers/{worker}/drain", workers.drain, {202: Answer(schema.Dismissal)}),
         _post("/v1/workers/{worker}/fence", workers.fence, {200: Answer(schema.Dismissal)}, schema.Because),
+        _post("/v1/workers/{worker}/sleep", workers.sleep, {202: Answer(schema.Rest)}, schema.Components),
+        _post("/v1/workers/{worker}/wake", workers.wake, {202: Answer(schema.Rest)}, schema.Components),
     ]
 
 

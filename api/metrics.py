@@ -1,6 +1,6 @@
 """Metrics for Prometheus: the engine's statistics as they are when asked, and how requests went."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry, Histogram
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cards.wire import CacheUse
 from engine.client import Client
 from engine.clock import Clock
 
@@ -31,6 +32,14 @@ HELP = {
     "draining": "1 while the engine is stopping.",
 }
 
+OF_CACHES = {
+    "nbytes": "Bytes that the workers there are keep, by class.",
+    "entries": "Entries that they keep.",
+    "hits": "How often they had what was asked for.",
+    "misses": "How often they had not.",
+    "evicted": "Entries that they dropped to stay within their budgets.",
+}
+
 
 class EngineCollector(Collector):
     def __init__(self, client: Client) -> None:
@@ -40,6 +49,16 @@ class EngineCollector(Collector):
         for name, value in structs.asdict(self._client.statistics()).items():
             family = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
             yield family(f"keyframe_{name}", HELP[name], value=float(value))
+        yield from _of_caches(self._client.caches())
+
+
+def _of_caches(caches: Mapping[str, CacheUse]) -> Iterator[Metric]:
+    """Gauges: a worker that leaves takes its counts along."""
+    for name, text in OF_CACHES.items():
+        family = GaugeMetricFamily(f"keyframe_cache_{name}", text, labels=("cache",))
+        for cache, use in sorted(caches.items()):
+            family.add_metric((cache,), float(getattr(use, name)))
+        yield family
 
 
 class Metrics:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 from cards.card import InputSpec, OutputSpec, Range
 from cards.lora import Lora
 from cards.request import GenerationRequest
-from cards.wire import Fetched
+from cards.wire import CacheUse, Fetched, Weights
 from engine.events import JobEvent
 
 Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
@@ -389,6 +389,12 @@ class Worker(Struct, frozen=True, kw_only=True):
     outstanding: int
     draining: bool
     heard_s: float
+    resident: tuple[str, ...]
+    """The components that are loaded, `<model>/<component>`."""
+    weights: dict[str, Weights]
+    """What it takes to have each of its components: bytes, and seconds when it was last loaded."""
+    caches: dict[str, CacheUse]
+    """What it keeps between jobs, by class."""
     serves: tuple[str, ...] = ()
     """Roles; all if there are none."""
     fetched: Fetched = Fetched()
@@ -403,6 +409,21 @@ class WorkerList(Struct, frozen=True, kw_only=True):
 class Dismissal(Struct, frozen=True):
     id: str
     outcome: Literal["draining", "fenced"]
+
+
+class Components(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Those of a worker: all of a name if no models are named, all of a model if no components are."""
+
+    components: tuple[Words, ...] = ()
+    models: tuple[Words, ...] = ()
+
+
+class Rest(Struct, frozen=True):
+    """What the worker has been told. Its place in the list of workers says what is loaded."""
+
+    id: str
+    outcome: Literal["falling_asleep", "waking"]
+    components: tuple[str, ...]
 
 
 class Live(Struct, frozen=True):

@@ -161,10 +161,11 @@ def digest(stamps: Stamps) -> str:
 
 def touched(root: Path, stamps: Stamps) -> list[str]:
     """The files that do not look as they did, or are gone. Nothing is read."""
-    return [name for name, stamp in stamps.items() if _looks(root / name) != (stamp.nbytes, stamp.changed_ns)]
+    return [name for name, stamp in stamps.items() if looks(root / name) != (stamp.nbytes, stamp.changed_ns)]
 
 
-def _looks(file: Path) -> tuple[int, int] | None:
+def looks(file: Path) -> tuple[int, int] | None:
+    """Without reading it: how large it is, and when it changed. None if it is gone."""
     try:
         about = file.stat()
     except OSError:
@@ -186,7 +187,7 @@ def stamp(file: Path, told: Told = _nobody) -> Stamp:
 def _stamp(file: Path, before: Stamp | None, told: Told) -> Stamp:
     if before is None:
         return stamp(file, told)
-    if _looks(file) == (before.nbytes, before.changed_ns):
+    if looks(file) == (before.nbytes, before.changed_ns):
         return before
     log.info("%s is not as it was when its digest was taken: reading it", file)
     now = stamp(file, told)

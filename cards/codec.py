@@ -4,6 +4,7 @@ Strides survive because they decide which kernels run: a contiguous copy of a tr
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +12,7 @@ import blake3
 import msgspec
 from msgspec import Struct, field
 
+from cards import memory
 from cards.wire import TensorRef
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def flat(tensor: "torch.Tensor") -> "torch.Tensor":
 def decode(data: bytes | memoryview, device: str = "cpu") -> "torch.Tensor":
     """The tensor in fresh storage at its home, with the strides it had.
 
-    Raises ValueError on bytes that are no blob of ours.
+    Raises ValueError on bytes that are no blob of ours, and what torch raises where there is no memory for them.
     """
     begin = 8 + int.from_bytes(data[:8], "little")
     try:
@@ -121,6 +123,8 @@ def decode(data: bytes | memoryview, device: str = "cpu") -> "torch.Tensor":
         strides = msgspec.json.decode(header.metadata.strides, type=tuple[int, ...])
         return fresh(_NAMES[header.tensor.dtype], header.tensor.shape, strides, memoryview(data)[begin:], device)
     except (msgspec.DecodeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if memory.ran_out(error):
+            raise
         raise ValueError(f"not a tensor blob: {error}") from error
 
 
@@ -155,6 +159,11 @@ def digest(*parts: bytes | memoryview) -> str:
     for part in parts:
         hasher.update(part)
     return hasher.hexdigest()
+
+
+def are(blobs: Sequence[bytes], digests: Sequence[str]) -> bool:
+    """Whether these are the blobs of these digests, in order."""
+    return len(blobs) == len(digests) and all(map(operator.eq, map(digest, blobs), digests))
 
 
 def _layout(tensor: "torch.Tensor") -> tuple[str, tuple[int, ...], tuple[int, ...]]:

@@ -21,6 +21,7 @@ class Counted:
 
     semantics: str
     peak_bytes: int = 0
+    feature: bool = False
     together: bool = False
 
     def __init__(self, instance: str) -> None:
@@ -60,6 +61,7 @@ class Counted:
             scalars=state.scalars | {"steps": state.steps},
             resources=Resources(peak_bytes=self.peak_bytes),
             writes=self.writes(state),
+            feature=self.feature,
             together=self.together,
         )
 
@@ -101,9 +103,11 @@ class Simple(Counted):
         scalars: Scalars = nothing,
         steps: Callable[[LoopContext], int] | None = None,
         *,
+        feature: bool = False,
         together: bool = False,
     ) -> None:
         super().__init__(instance)
+        self.feature = feature
         self.semantics = semantics
         self.together = together
         self._makes = makes

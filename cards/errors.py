@@ -6,10 +6,12 @@ CardError
  - UnusableModel     a registered model that cannot be opened
  - NoFamily          a module that is not there, or that has no family
  - BadCheckpoint     a checkpoint directory that lacks something, or is of no family here
+ - WeightsChanged    files that are other weights than those which this process has spoken of
  - Unmeasured        a model whose family does not say how large what it makes is: no job of it can be planned
  - BadLora           a LoRA that does not fit the model
  - BadExtension      an extension that is not there, or cannot do what it was told
- - NothingToShare    no model of a pool has branches that its ranks could share
+ - BadPlan           axes or degrees that no pool of ranks could have
+ - NothingToShare    no model of a pool has what its ranks could share along an axis
  - NotFinite         a step made a NaN or an Inf where somebody watches for them
  - NoReference       nothing that a model, or a request to it, can be held against
 """
@@ -69,6 +71,12 @@ class BadCheckpoint(CardError):
         self.wrong = wrong or {path: problem}
 
 
+class WeightsChanged(CardError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder}: its files have changed since this process began: start it again to serve them")
+        self.folder = folder
+
+
 class Unmeasured(CardError):
     def __init__(self, model: str, problem: str) -> None:
         super().__init__(f"{model}: nothing is known of the sizes of its tensors: {problem}")
@@ -87,12 +95,19 @@ class BadExtension(CardError):
         self.name = name
 
 
+class BadPlan(CardError):
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"parallel: {problem}")
+        self.problem = problem
+
+
 class NothingToShare(CardError):
     """`reasons` are by model."""
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
+    def __init__(self, axis: str, reasons: Mapping[str, str]) -> None:
         each = "; ".join(f"{model}: {reason}" for model, reason in reasons.items()) or "there is no model"
-        super().__init__(f"parallel: cfg has nothing to share among ranks: {each}; leave it out")
+        super().__init__(f"parallel: {axis} has nothing to share among ranks: {each}; leave it out")
+        self.axis = axis
         self.reasons = reasons
 
 

@@ -44,6 +44,10 @@ class Made(Struct, frozen=True):
     scalars: dict[str, Scalar] = {}
     artifacts: tuple[Artifact, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values()) + sum(len(one.data) for one in self.artifacts)
+
 
 Components: TypeAlias = Mapping[str, Any]
 """Resident modules by component name."""
@@ -78,7 +82,10 @@ class Family(Protocol):
         """Raises InvalidRequest for what only the family can tell, as a prompt of more tokens than are taken."""
         ...
 
-    def load(self, device: str) -> Components: ...
+    def load(self, device: str) -> Components:
+        """All components. A mapping that is `cards.lazy.Lazy` loads each when it is first taken."""
+        ...
+
     def bodies(self) -> Mapping[str, StepBody]: ...
 
 

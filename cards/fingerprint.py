@@ -15,11 +15,12 @@ class Gpu(Protocol):
     minor: int
 
 
-def numerics(device: str = "cpu") -> str:
+def numerics(device: str = "cpu", compiled_for: int | None = None) -> str:
     """One line that two processes share exactly when they compute the same bits for the same step.
 
     Found by measurement: rank count, process and thread count do not change bits on a CPU; the instruction set, the
-    torch build and its BLAS do. A GPU draws no noise: there the host's CPU counts as well.
+    torch build and its BLAS do. A GPU draws no noise: there the host's CPU counts as well. With compiled blocks the
+    number of threads that they are `compiled_for` does too: it is in their loops.
     """
     import torch
 
@@ -35,6 +36,8 @@ def numerics(device: str = "cpu") -> str:
     }
     if device != "cpu":
         parts |= of_gpu(torch.cuda.get_device_properties(device))
+    if compiled_for is not None:
+        parts["compiled"] = f"inductor/{compiled_for}"
     return " ".join(f"{name}={str(value).replace(' ', '_')}" for name, value in parts.items())
 
 

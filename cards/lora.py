@@ -1,8 +1,8 @@
 """LoRAs (Hu et al. 2021): small changes to a model's weights that come with a request, stacked, each with a strength.
 
-A file comes as the input `lora/<n>`, a tensor of its bytes, and its content is its name. A worker keeps the adapters of
-the last few files beside the resident model, where they do nothing but within `Stack.on`; the model's own weights are
-never written to. No torch outside the functions of a step.
+A file comes as the input `lora/<n>`, a tensor of its bytes, and its content is its name. A worker keeps adapters beside
+the resident model, where they do nothing but within `Stack.on`; the model's own weights are never written to. No torch
+outside the functions of a step.
 """
 
 import json
@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -24,12 +25,17 @@ from cards.wire import WorkPlan
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cards.family import Components
+
 INPUT = "lora"
 INPUTS = {INPUT: InputSpec(kind="lora", required=False)}
 """What a card that takes LoRAs says."""
 
 MOST = 8
-"""LoRAs of one request, and adapters that stay with a model when no step uses them."""
+"""LoRAs of one request."""
+
+COMPONENT = "adapters"
+"""Under this name a worker has its `Keeper` beside the modules."""
 
 PREFIX = "transformer."
 METADATA = "lora_adapter_metadata"
@@ -46,6 +52,18 @@ class Lora(Struct, frozen=True):
 
     digest: str
     strength: float = 1.0
+
+
+class Keeper(Protocol):
+    """Decides which adapters stay with a module when no step uses them."""
+
+    def uses(self, component: str, digest: str) -> bool:
+        """Whether it keeps this one, which the step that runs is going to use."""
+        ...
+
+    def keep(self, component: str, digest: str, nbytes: int, forget: Callable[[], None]) -> None:
+        """The step that runs has loaded it. `forget` unloads it, once no step uses it and there is no room for it."""
+        ...
 
 
 @runtime_checkable
@@ -169,43 +187,73 @@ def strengths(loras: Sequence[Lora]) -> dict[str, float]:
 
 
 class Stack:
-    """The LoRAs of a plan, in their order, for the forwards of its step. It is `cards.forward.Adapters`."""
+    """The LoRAs of a plan, in their order, for the forwards of its step. It is `cards.forward.Adapters`.
 
-    def __init__(self, files: "Mapping[str, Tensor]", strengths: Sequence[float], convert: Convert) -> None:
+    Without a keeper its adapters are gone when the forward is done.
+    """
+
+    def __init__(
+        self,
+        component: str,
+        files: "Mapping[str, Tensor]",
+        strengths: Sequence[float],
+        convert: Convert,
+        keeper: Keeper | None = None,
+    ) -> None:
         """`files` by their digests."""
         self.key = tuple(zip(files, strengths, strict=True))
+        self._component = component
         self._files = files
         self._convert = convert
+        self._keeper = keeper
 
     @contextmanager
     def on(self, module: Any) -> Iterator[None]:
         """The model with them. Raises BadLora."""
         try:
             for digest, file in self._files.items():
-                _ready(module, digest, file, self._convert)
-            _forget_others(module, self._files)
+                self._ready(module, digest, file)
             module.enable_lora()
             module.set_adapters([*self._files], [strength for _, strength in self.key])
             yield
         finally:
             module.set_adapters([], [])
             module.disable_lora()
+            if self._keeper is None:
+                _forget(module, *self._files)
+
+    def _ready(self, module: Any, digest: str, file: "Tensor") -> None:
+        if digest not in _adapters(module):
+            _load(module, digest, file.numpy().tobytes(), self._convert)
+        if self._keeper is not None and not self._keeper.uses(self._component, digest):
+            self._keeper.keep(self._component, digest, _nbytes(module, digest), partial(_forget, module, digest))
 
 
-def stack(plan: WorkPlan, reads: "Mapping[str, Tensor]", convert: Convert) -> Stack | None:
-    """Those of the plan, if it has any."""
+def stack(
+    components: "Components", component: str, plan: WorkPlan, reads: "Mapping[str, Tensor]", convert: Convert
+) -> Stack | None:
+    """Those of the plan, if it has any, for this component."""
     names = [name for name in (f"{INPUT}/{index}" for index in range(MOST)) if name in plan.reads]
+    if not names:
+        return None
     files = {plan.reads[name].digest: reads[name] for name in names}
-    return Stack(files, [float(plan.scalars[name]) for name in names], convert) if names else None
+    strengths = [float(plan.scalars[name]) for name in names]
+    return Stack(component, files, strengths, convert, components.get(COMPONENT))
 
 
-def _ready(model: Any, digest: str, file: "Tensor", convert: Convert) -> None:
-    """Load its adapter, unless it is there. The last one used is the last of those that are forgotten."""
-    known = getattr(model, "peft_config", {})
-    if digest not in known:
-        _load(model, digest, file.numpy().tobytes(), convert)
-    else:
-        known[digest] = known.pop(digest)
+def _adapters(model: Any) -> Collection[str]:
+    there: Collection[str] = getattr(model, "peft_config", {})
+    return there
+
+
+def _nbytes(model: Any, digest: str) -> int:
+    return sum(one.nbytes for name, one in model.named_parameters() if f".{digest}." in name)
+
+
+def _forget(model: Any, *digests: str) -> None:
+    if there := [digest for digest in digests if digest in _adapters(model)]:
+        model.set_adapters([], [])
+        model.delete_adapters(there)
 
 
 def _load(model: Any, digest: str, data: bytes, convert: Convert) -> None:
@@ -230,10 +278,3 @@ def _metadata(data: bytes) -> dict[str, Any] | None:
     if not raw:
         return None
     return {key: value for key, value in json.loads(raw).items() if key.rpartition(".")[2] in TRAINED}
-
-
-def _forget_others(model: Any, stack: Collection[str]) -> None:
-    idle = [name for name in model.peft_config if name not in stack]
-    if too_many := idle[:-MOST]:
-        model.set_adapters([], [])
-        model.delete_adapters(too_many)

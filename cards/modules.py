@@ -2,12 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 from cards.card import Precision
-from cards.checkpoint import Checkpoint, Part
+from cards.checkpoint import Checkpoint, Part, looks
+from cards.errors import WeightsChanged
+from cards.lazy import Lazy
 
 log = logging.getLogger("keyframe.cards")
 
@@ -17,10 +19,12 @@ PINNED = {"CLIPImageProcessor": "CLIPImageProcessorPil"}
 """Of a class with several backends the one that every machine has: by default it is whichever is installed, and they
 resize to other bits."""
 
+BYTES: Mapping[Precision, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
 NOTHING: Mapping[str, Callable[[Any], None]] = {}
 
 
-class Modules(Mapping[str, Any]):
+class Modules(Lazy):
     """Components by name. What has no weights (a tokenizer, a scheduler) is loaded the same way.
 
     `finish` is done to a module, by its name, once it is loaded.
@@ -33,26 +37,21 @@ class Modules(Mapping[str, Any]):
         device: str,
         finish: Mapping[str, Callable[[Any], None]] = NOTHING,
     ) -> None:
-        self._checkpoint = checkpoint
+        sizes = {name: part.parameters * BYTES[precision] for name, part in checkpoint.parts.items()}
+        super().__init__(sizes, self._load_part)
+        self._parts = checkpoint.parts
         self._precision = precision
         self._device = device
         self._finish = finish
-        self._loaded: dict[str, Any] = {}
+        self._looked = {name: _looks(part) for name, part in checkpoint.parts.items()}
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = self._load(self._checkpoint.parts[name])
-        return self._loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checkpoint.parts)
-
-    def __len__(self) -> int:
-        return len(self._checkpoint.parts)
-
-    def _load(self, part: Part) -> Any:
+    def _load_part(self, name: str) -> Any:
+        """Raises WeightsChanged: what was said of them when they were first read is true no more."""
         import torch
 
+        part = self._parts[name]
+        if _looks(part) != self._looked[name]:
+            raise WeightsChanged(part.folder)
         kind = class_of(part)
         if not part.nbytes:
             return kind.from_pretrained(part.folder, local_files_only=True)
@@ -64,6 +63,10 @@ class Modules(Mapping[str, Any]):
         self._finish.get(part.name, _as_it_is)(module)
         log.info("loaded %s in %.1f s", part.name, time.perf_counter() - began)
         return module
+
+
+def _looks(part: Part) -> tuple[tuple[int, int] | None, ...]:
+    return tuple(looks(file) for file in part.files)
 
 
 def _as_it_is(module: Any) -> None:

@@ -29,6 +29,7 @@ from cards.errors import BadCheckpoint
 from cards.family import Artifact, Made, Notice, no_guidance
 from cards.loop import Loop, LoopContext
 from cards.model import Model
+from cards.parallel import branches_only
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
 from cards.tokens import TokenLimit
@@ -108,7 +109,7 @@ class Picture(Struct, frozen=True, kw_only=True):
         """Of the card of that name, by semantics. The size is among the scalars of those that ask the canvas."""
         encode, denoise, decode = self.semantics
         return {
-            encode: Simple(name, encode, self.conditions, self._prompts),
+            encode: Simple(name, encode, self.conditions, self._prompts, feature=True),
             denoise: Simple(name, denoise, ("latent",), _denoising, _steps, together=True),
             decode: Simple(name, decode, ("image",), size),
         }
@@ -167,8 +168,8 @@ class TextToImage(OneCheckpoint, ABC):
         self._tokens.check("negative_prompt", request.negative_prompt)
         return ()
 
-    def unshared(self) -> str:
-        return "" if self._picture.guided else "it runs without guidance, and has one branch"
+    def unshared(self, axis: str, degree: int) -> str:
+        return branches_only(axis, "" if self._picture.guided else "it runs without guidance, and has one branch")
 
 
 def drawn(picture: "Image.Image") -> Made:

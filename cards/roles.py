@@ -29,9 +29,8 @@ def roles_of(card: ModelCard) -> tuple[Role, ...]:
     return tuple(role for role in ROLES if role in found)
 
 
-def components_of(card: ModelCard, serves: Collection[str]) -> frozenset[str]:
-    """What a worker with these roles loads; all there is if it has none."""
-    if not serves:
-        return frozenset(card.components)
+def components_of(card: ModelCard, serves: Collection[str]) -> tuple[str, ...]:
+    """What a worker with these roles loads, in the order of the card; all there is if it has none."""
     loops = [spec for name, spec in card.loops.items() if role_of(card, name) in serves]
-    return frozenset(name for spec in loops for name in spec.components)
+    needed = {name for spec in loops for name in spec.components}
+    return tuple(name for name in card.components if name in needed or not serves)

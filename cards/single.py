@@ -27,6 +27,14 @@ class OneCheckpoint:
     def weights_digest(self) -> str:
         return digest(self._checkpoint.stamps(self._model.files))
 
+    def component_digests(self) -> Mapping[str, str]:
+        """Those of the files of each."""
+        stamps = self._checkpoint.stamps(self._model.files)
+        return {
+            name: digest({path: stamp for path, stamp in stamps.items() if path.startswith(f"{name}/")})
+            for name in self.card.components
+        }
+
     def notices(self, request: ResolvedRequest) -> tuple[Notice, ...]:
         return ()
 

@@ -2,11 +2,13 @@
 
 Rule 1: data only. Tensors appear as `TensorRef`, bytes travel beside a message as frames of their own.
 Rule 2: tags are spelled out; a new field has a default.
+Rule 3: what was damaged on its way is not read. A message ends with its checksum, a frame's name is its digest.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TypeAlias
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -56,6 +58,9 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     bytes are stored if it is a `snapshot`, which the engine says.
 
     `together`: its forwards may be rows of one forward with those of other jobs' steps of its kind, to the same bits.
+    A `feature` follows from the reads and scalars alone: any step of any job for which these are equal makes the same,
+    and a worker may answer with what it made before. `slabs` are those of the writes that later steps of the job read
+    and nobody else does, such as keys and values: a worker counts them apart.
     """
 
     instance: str
@@ -70,6 +75,8 @@ class WorkPlan(Struct, frozen=True, kw_only=True):
     derives: tuple[str, ...] = ()
     snapshot: bool = True
     together: bool = False
+    feature: bool = False
+    slabs: tuple[str, ...] = ()
 
 
 class Refold(Struct, frozen=True):
@@ -157,6 +164,18 @@ class Introduce(Struct, frozen=True, tag="introduce"):
     number: int = 0
 
 
+class Sleep(Struct, frozen=True, tag="sleep"):
+    """Unload these components, each `<model>/<component>`. A step that needs one loads it again."""
+
+    names: tuple[str, ...]
+
+
+class Wake(Struct, frozen=True, tag="wake"):
+    """Load these components now, as far as there is room."""
+
+    names: tuple[str, ...]
+
+
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """Finish the step that runs, answer it, and exit."""
 
@@ -167,7 +186,7 @@ class Refuse(Struct, frozen=True, tag="refuse"):
     reason: str
 
 
-EngineMessage: TypeAlias = WorkUnit | Batch | Release | Introduce | Shutdown | Refuse
+EngineMessage: TypeAlias = WorkUnit | Batch | Release | Introduce | Sleep | Wake | Shutdown | Refuse
 
 
 class ModelIdentity(Struct, frozen=True):
@@ -212,11 +231,31 @@ class Fetched(Struct, frozen=True):
     failed: int = 0
 
 
+class CacheUse(Struct):
+    """Of one class of what a worker keeps: how much is there, and how it was used since the worker started."""
+
+    nbytes: int = 0
+    entries: int = 0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+
+
+class Weights(Struct, frozen=True):
+    """What it takes to have a component: bytes, and seconds when it was last loaded, None for never."""
+
+    nbytes: int
+    load_s: float | None = None
+
+
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """Sent by the link's thread, also while a step runs.
 
     `sent` and `received` count the messages since the worker's last `Hello`, other than heartbeats: a wire that
     reconnects may lose some, and then the two ends count differently. None: the worker does not count.
+
+    `running` is what the executor is at. It is also said when a unit is begun while answers before it are still being
+    stored, so that it is known at any time, or else it is the oldest unit that is not answered.
     """
 
     queued: int
@@ -224,6 +263,13 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     resident_bytes: int
     sent: int | None = None
     received: int | None = None
+    caches: dict[str, CacheUse] = {}
+    """By class."""
+    resident: tuple[str, ...] = ()
+    """The components that are loaded, `<model>/<component>`, of those with weights."""
+    weights: dict[str, Weights] = {}
+    """All of those."""
+    running: tuple[UnitId, ...] = ()
     fetched: Fetched = Fetched()
 
 
@@ -244,6 +290,10 @@ class StepResult(Struct, frozen=True, tag="step_result"):
     """What observers have measured. Nothing follows from it, and two runs of a step may differ in it."""
     batch: int = 1
     batch_seconds: float = 0.0
+    loading_s: float = 0.0
+    """What loading and compiling took before it could run; not among its seconds."""
+    reused: bool = False
+    """The worker had it from an equal step: its seconds say nothing of what such a step takes."""
 
 
 class Released(Struct, frozen=True, tag="released"):
@@ -270,6 +320,38 @@ def members(batch: Batch, frames: Sequence[bytes]) -> list[tuple[WorkUnit, list[
     return [(unit, list(frames[end - len(unit.inline) : end])) for unit, end in zip(batch.units, ends, strict=True)]
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
-decode_worker_message = msgspec.msgpack.Decoder(WorkerMessage).decode
+def inline_of(message: WorkUnit | Batch) -> tuple[str, ...]:
+    """The names of the frames that follow."""
+    if isinstance(message, WorkUnit):
+        return message.inline
+    return tuple(digest for unit in message.units for digest in unit.inline)
+
+
+CHECKSUM = 4
+"""Bytes at the end of a message."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
+_decode_worker_message = msgspec.msgpack.Decoder(WorkerMessage).decode
+
+
+def encode(message: object) -> bytes:
+    data = _encode(message)
+    return data + crc32(data).to_bytes(CHECKSUM, "big")
+
+
+def decode_engine_message(data: bytes) -> EngineMessage:
+    """Raises msgspec.DecodeError."""
+    return _decode_engine_message(_undamaged(data))
+
+
+def decode_worker_message(data: bytes) -> WorkerMessage:
+    """Raises msgspec.DecodeError."""
+    return _decode_worker_message(_undamaged(data))
+
+
+def _undamaged(data: bytes) -> bytes:
+    message, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
+    if crc32(message).to_bytes(CHECKSUM, "big") != checksum:
+        raise msgspec.DecodeError("its checksum is of other bytes")
+    return message

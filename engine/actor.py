@@ -191,6 +191,11 @@ class JobActor:
         self.left, self.strays = None, []
         return dismissed
 
+    def take_back(self, unit: UnitId) -> None:
+        """A unit did not leave: it is not out, nor is what was to follow it."""
+        while any(sent.id == unit for sent in self.out):
+            self.out.pop()
+
     def next_unit(self, serial: int) -> UnitId:
         """The name of the unit to be sent now."""
         return UnitId(self.job.id, self.epoch, self.version, self.job.attempt, serial)

@@ -16,7 +16,8 @@ from cards import registry
 from cards.card import ModelCard
 from cards.given import Given
 from cards.request import GenerationRequest, RequestChanges
-from cards.wire import ArtifactRef, TensorRef
+from cards.roles import components_of
+from cards.wire import ArtifactRef, CacheUse, Sleep, TensorRef, Wake
 from engine import bundle, course, fork, statistics, verbs
 from engine import events as facts
 from engine.actor import Saved, new_stream, replay, restore, stream
@@ -33,6 +34,7 @@ from engine.errors import (
     Draining,
     JobNotFound,
     KeyReused,
+    NoSuchComponent,
     NoSuchPlace,
     StoreTrouble,
     WorkerNotFound,
@@ -348,6 +350,38 @@ class Client:
         self._check_worker(worker)
         await self._engine.give_up(worker, reason or "fenced by an operator", blame=False)
 
+    async def sleep_worker(self, worker: str, components: Sequence[str] = (), models: Sequence[str] = ()) -> list[str]:
+        """It unloads these components, all that are not named otherwise; a step that needs one loads it again.
+
+        Returns them as `<model>/<component>`. Raises WorkerNotFound, NoSuchComponent.
+        """
+        names = self._components(worker, components, models)
+        await self._engine.tell_worker(worker, Sleep(tuple(names)))
+        return names
+
+    async def wake_worker(self, worker: str, components: Sequence[str] = (), models: Sequence[str] = ()) -> list[str]:
+        """It loads them, as far as it has room. Raises as `sleep_worker`."""
+        names = self._components(worker, components, models)
+        await self._engine.tell_worker(worker, Wake(tuple(names)))
+        return names
+
+    def _components(self, worker: str, components: Sequence[str], models: Sequence[str]) -> list[str]:
+        self._check_worker(worker)
+        hello = self._engine.fleet.seats[worker].hello
+        of_models = {model.name for model in hello.models} & self._engine.registry.keys()
+        there = {name: self._engine.registry[name].card for name in sorted(of_models)}
+        for model in models:
+            if model not in there:
+                raise NoSuchComponent("models", model, there)
+        cards = [card for name, card in there.items() if name in (models or there) and not card.stages]
+        parts = {card.name: components_of(card, hello.serves) for card in cards}
+        names = {component for those in parts.values() for component in those}
+        for component in components:
+            if component not in names:
+                raise NoSuchComponent("components", component, sorted(names))
+        wanted = components or names
+        return [f"{model}/{component}" for model, those in parts.items() for component in those if component in wanted]
+
     def _check_worker(self, worker: str) -> None:
         if worker not in self._engine.fleet.seats:
             raise WorkerNotFound(worker, sorted(self._engine.fleet.seats))
@@ -361,6 +395,10 @@ class Client:
 
     def capacity(self) -> Capacity:
         return capacity(self._engine, self._clock.monotonic())
+
+    def caches(self) -> Mapping[str, CacheUse]:
+        """What all workers keep, by class."""
+        return statistics.caches(self._engine)
 
     def statistics(self) -> EngineStatistics:
         return statistics.statistics(self._engine)

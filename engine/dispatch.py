@@ -129,9 +129,9 @@ class Dispatcher:
             if pause.cancelled_caught:
                 await dispatch()
 
-    async def dispatch(self) -> list[Seat]:
-        """Send every step that a worker takes. Returns the seats that turned out to be gone."""
-        gone: list[Seat] = []
+    async def dispatch(self) -> list[JobActor]:
+        """Send every step that a worker takes. Returns the jobs whose worker could not be reached with one."""
+        unsent: list[JobActor] = []
         due_at = self.scheduler.due_at
         assigned = self._assign()
         if self.scheduler.due_at != due_at:
@@ -143,9 +143,13 @@ class Dispatcher:
                     members.append((actor, unit))
                 else:
                     seat.outstanding.pop(unit.id, None)  # while others were sent it became pointless
-            if members and not await self._send(seat, members) and self._fleet.leave(seat.worker):
-                gone.append(seat)
-        return gone
+            if members and not await self._send(seat, members):
+                seat.reachable = False
+                for actor, unit in members:
+                    seat.outstanding.pop(unit.id, None)
+                    actor.take_back(unit.id)
+                    unsent.append(actor)
+        return unsent
 
     def answered(self, worker: str, result: StepResult) -> Reserved | None:
         """A unit came back. None if it was not, or no longer, with this worker."""

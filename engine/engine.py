@@ -15,7 +15,18 @@ from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
 from cards.roles import role_of, roles_of
-from cards.wire import Goodbye, Heartbeat, Hello, ModelIdentity, Released, Shutdown, StepResult, WorkPlan
+from cards.wire import (
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelIdentity,
+    Released,
+    Shutdown,
+    Sleep,
+    StepResult,
+    Wake,
+    WorkPlan,
+)
 from engine import driver, share, verbs
 from engine.accounts import Accounts
 from engine.actor import JobActor
@@ -312,6 +323,11 @@ class Engine:
         self.fleet.seats[worker].draining = True
         await self._dispatch()
 
+    async def tell_worker(self, worker: str, message: Sleep | Wake) -> None:
+        """It obeys between two steps; its next heartbeat says what came of it."""
+        self.fleet.sending(worker)
+        await self._link.send(worker, message)
+
     async def lose_process(self, host: str, pid: int, reason: str) -> bool:
         """A worker's process has ended. Whether it had come so far as to join."""
         await self._clock.sleep(LAST_WORDS_S)
@@ -356,10 +372,10 @@ class Engine:
                 await self.dispatcher.forget(worker, result.id)
             await self._dispatch()  # it decides nothing, but the worker has room again
             return
-        arrived = dict(zip(result.inline, frames, strict=False))
-        if any(codec.digest(arrived.get(digest, b"")) != digest for digest in result.inline):
+        if not codec.are(frames, result.inline):
             await self.give_up(worker, "sent bytes that do not hash to their name", blame=False)
             return
+        arrived = dict(zip(result.inline, frames, strict=True))
         sent = actor.out.popleft()
         if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
             self._fold_in(actor, worker, sent.plan, result, arrived)
@@ -406,7 +422,7 @@ class Engine:
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
         self.accounts.costs.left(seat.worker)
-        running = frozenset(seat.running) if blame else frozenset()
+        running = seat.running if blame else ()
         for actor in self._lent_by(seat):
             actor.left = None
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
@@ -415,7 +431,7 @@ class Engine:
             if actor.job.terminal or (not units and actor.job.state is not State.CANCELLING):
                 self._line_up(actor, again=True)
                 continue  # it has ended, or was between two steps: its next one goes elsewhere
-            blamed = not running.isdisjoint(units)
+            blamed = any(unit in running for unit in units)
             limit = self.settings.max_deaths
             node = self._node(actor.job)
             events = verbs.lose_worker(actor.job, node, seat.worker, reason, blamed=blamed, max_deaths=limit)
@@ -436,10 +452,9 @@ class Engine:
     async def _dispatch(self) -> None:
         if self.draining or not self.lease.check():
             return
-        while gone := await self.dispatcher.dispatch():
-            for seat in gone:
-                self._kill(seat.hello)
-                self._lost(seat, "unreachable", blame=False)
+        while unsent := await self.dispatcher.dispatch():
+            for actor in unsent:
+                self._line_up(actor)
         for seat in [seat for seat in self.fleet.drained() if not self._lent_by(seat)]:
             seat.dismissed = True
             await self._link.send(seat.worker, Shutdown())

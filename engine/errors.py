@@ -11,6 +11,7 @@ EngineError
  - Unrunnable          this engine has not the card or the weights that the job pins
  - NoSuchPlace         nowhere to move a job to
  - WorkerNotFound      no such worker
+ - NoSuchComponent     no such component of a model that a worker has
  - BadBundle           a file that is no sound bundle of a job
  - JobExists           a job that is to be taken in is here already
  - CannotCollect       a log that cannot be read: what it names is not known, so nothing is taken
@@ -104,6 +105,14 @@ class NoSuchPlace(EngineError):
 class WorkerNotFound(EngineError):
     def __init__(self, worker: str, there: Iterable[str]) -> None:
         super().__init__(f"no worker {worker!r}; there are: {', '.join(there) or 'none'}")
+
+
+class NoSuchComponent(EngineError):
+    """`field` is what was asked for and is not there."""
+
+    def __init__(self, field: str, name: str, there: Iterable[str]) -> None:
+        super().__init__(f"this worker has no {name!r}; there are: {', '.join(there) or 'none'}")
+        self.field = field
 
 
 class GoneOn(EngineError):

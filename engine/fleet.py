@@ -59,6 +59,8 @@ class Seat(Struct, kw_only=True):
     received: int = 0
     mark: tuple[int, float] = (0, 0.0)
     outstanding: dict[UnitId, Reserved] = field(default_factory=dict)
+    reachable: bool = True
+    """Whether the last unit for it could leave. If not it gets no more: it is about to be lost, one way or another."""
     draining: bool = False
     """It gets no more work, and is told to leave once it has none."""
     dismissed: bool = False
@@ -90,13 +92,16 @@ class Seat(Struct, kw_only=True):
         return sum(reserved.demand.peak_bytes for reserved in self.outstanding.values())
 
     @property
-    def running(self) -> list[UnitId]:
-        """What it is at: the units that were sent first, all of which are executed together.
+    def running(self) -> tuple[UnitId, ...]:
+        """What it executes: what it has said so of and not yet answered, or else what was sent to it first.
 
-        Those whose tensors come from another worker may still wait for them, and others overtake them.
+        Units whose tensors come from another worker may still wait for them, and others overtake them.
         """
+        said = self.beat.running if self.beat is not None else ()
         first = min(self.outstanding.values(), key=lambda reserved: reserved.fetches, default=None)
-        return [unit for unit, reserved in self.outstanding.items() if first and reserved.batch == first.batch]
+        return tuple(unit for unit in said if unit in self.outstanding) or tuple(
+            unit for unit, reserved in self.outstanding.items() if first and reserved.batch == first.batch
+        )
 
     def serves(self, model: ModelIdentity, role: str | None = None) -> bool:
         return model in self.hello.models and (role is None or not self.hello.serves or role in self.hello.serves)
@@ -131,7 +136,7 @@ class Seat(Struct, kw_only=True):
             pool=self.hello.pool,
             models=self.hello.models,
             roles=self.hello.serves,
-            draining=self.draining,
+            draining=self.draining or not self.reachable,
             credits=self.hello.credits - placements,
             outstanding=placements - waiting,
             coming=waiting > 0,
@@ -209,7 +214,7 @@ class Fleet:
     def serving(self, model: ModelIdentity, pool: str | None = None, role: str | None = None) -> list[Seat]:
         """The seats that take work for a model, in this pool and of loops of this role if they are named."""
         here = [seat for seat in self.seats.values() if pool in (None, seat.hello.pool)]
-        return [seat for seat in here if seat.serves(model, role) and not seat.draining]
+        return [seat for seat in here if seat.serves(model, role) and seat.reachable and not seat.draining]
 
     @property
     def is_split(self) -> bool:

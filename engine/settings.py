@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from engine.scheduling.policy import DEFAULT
 from engine.scheduling.scheduler import Limits
 
 
@@ -24,7 +25,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """Where the others, and people, reach this engine."""
     cancel_grace_s: float = 30.0
     """How long a running step may hold up a cancel before its worker is killed."""
-    policy: str = "deadline"
+    policy: str = DEFAULT
     limits: Limits = Limits()
     patience_s: float = 30.0
     """How long a job whose next step is too large for all workers waits for a larger one before it is failed."""

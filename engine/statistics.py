@@ -1,9 +1,12 @@
 """The engine as seen from outside: whether work would move, and how much of everything there is."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec import Struct
 
 from cards.roles import roles_of
-from cards.wire import Fetched
+from cards.wire import CacheUse, Fetched, Heartbeat, Weights
 from engine.engine import Engine
 
 
@@ -40,6 +43,12 @@ class WorkerSeen(Struct, frozen=True, kw_only=True):
     outstanding: int
     draining: bool
     heard_s: float
+    resident: tuple[str, ...] = ()
+    """The components that are loaded, `<model>/<component>`."""
+    weights: dict[str, Weights] = {}
+    """What it takes to have each of its components."""
+    caches: dict[str, CacheUse] = {}
+    """By class."""
     serves: tuple[str, ...] = ()
     """Roles; all if there are none."""
     fetched: Fetched = Fetched()
@@ -60,10 +69,15 @@ def workers(engine: Engine, now: float) -> list[WorkerSeen]:
             draining=seat.draining,
             heard_s=max(0.0, now - seat.heard_at),
             serves=seat.hello.serves,
-            fetched=seat.beat.fetched if seat.beat is not None else Fetched(),
+            **_kept(seat.beat),
         )
         for seat in engine.fleet.seats.values()
     ]
+
+
+def _kept(beat: Heartbeat | None) -> dict[str, Any]:
+    kept = ("resident", "weights", "caches", "fetched")
+    return {} if beat is None else {name: getattr(beat, name) for name in kept}
 
 
 def servable(engine: Engine, model: str) -> bool:
@@ -77,6 +91,8 @@ def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
         reasons.append("stopping")
     if not engine.fleet.seats:
         reasons.append("no worker has joined")
+    elif not any(seat.reachable for seat in engine.fleet.seats.values()):
+        reasons.append("no worker can be reached")
     elif not any(servable(engine, model) for model in engine.registry):
         reasons.append(_lacking(engine))
     if engine.ledger.trouble:
@@ -94,6 +110,17 @@ def _lacking(engine: Engine) -> str:
             lacks = [role for role in roles_of(engine.registry[name].card) if not serving(model, role=role)]
             return f"no worker serves as {' or '.join(lacks)}, which {name!r} needs"
     return "no worker has the card and weights of any model here"
+
+
+def caches(engine: Engine) -> Mapping[str, CacheUse]:
+    """What all workers keep, by class."""
+    totals: dict[str, CacheUse] = {}
+    for seat in engine.fleet.seats.values():
+        for name, use in (seat.beat.caches if seat.beat else {}).items():
+            total = totals.setdefault(name, CacheUse())
+            for field in CacheUse.__struct_fields__:
+                setattr(total, field, getattr(total, field) + getattr(use, field))
+    return totals
 
 
 def statistics(engine: Engine) -> EngineStatistics:

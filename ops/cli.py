@@ -80,9 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run an engine with its HTTP API and workers")
     settings_flags(
         serve, "data", "store", "blobs", "host", "port", "workers", "split", "ranks", "parallel", "device", "threads",
-        "listen_workers", "listen_transfers",
-        "families", "extensions", "max_active", "policy", "batch_most", "batch_wait_s", "memory_gib",
-        "log_level", "log_format",
+        "memory_gib", "weights_bytes", "compile", "listen_workers", "listen_transfers",
+        "families", "extensions", "max_active", "policy", "batch_most", "batch_wait_s", "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
 
@@ -103,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
     settings_flags(
-        start, "pool", "serves", "ranks", "parallel", "device", "threads", "memory_gib", "listen_transfers", "data",
+        start, "pool", "serves", "ranks", "parallel", "device", "threads", "memory_gib", "weights_bytes", "compile",
+        "listen_transfers", "data",
         "blobs", "families", "extensions",
     )  # fmt: skip
     start.set_defaults(run=_worker)

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from api.app import build_app
 from api.ending import AnsweredAtTheEnd
-from cards import branches, registry
+from cards import parallel, registry
 from cards.wire import Hello
 from engine.client import Client
 from engine.clock import Clock, WallClock
@@ -72,8 +72,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
     """
     families = families_of(settings)
     registry.tell_unusable(families)
-    if settings.parallel:
-        branches.check(families)
+    if settings.plan is not None:
+        parallel.check(settings.plan, families)
     await devices.check(settings)
     clock = WallClock()
     with _listening(settings) as http:

@@ -10,12 +10,14 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta, Struct
 
-from cards.errors import BadExtension
+from cards import parallel
+from cards.errors import BadExtension, BadPlan
 from cards.extensions import observers
+from cards.parallel import ParallelPlan
 from cards.registry import DEFAULT_FAMILIES
 from cards.roles import ROLES, Role
 from engine.collect import Retention
-from engine.scheduling.policy import POLICIES
+from engine.scheduling.policy import DEFAULT, POLICIES
 from engine.scheduling.scheduler import Limits
 from ops.errors import BadSettings
 from store.database import Durability
@@ -49,14 +51,18 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """So many workers for each role instead, as encoder=1,denoiser=2,decoder=1."""
     ranks: Count = 1
     """Ranks of each of these workers."""
-    parallel: Literal["cfg"] | None = None
-    """With "cfg" two ranks share the branches of guidance: each evaluates its own and they exchange the outputs."""
+    parallel: str | None = None
+    """What ranks share of a step, as cfg=2, ulysses=2 or cfg=2,ulysses=2: branches of guidance, tokens of forwards."""
     rank_timeout_s: Seconds = 60.0
     """How long a rank of a worker waits for another before it gives the pool up."""
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
     """Where its workers compute: cpu, cuda, cuda:1, or auto, a GPU if there is one. Each rank takes one, in order."""
     threads: Count = max(1, (os.cpu_count() or 2) // 2)
     """Threads that each rank computes with. Outputs do not depend on it."""
+    weights_bytes: Annotated[int, Meta(ge=1)] | None = None
+    """Of components that each rank has loaded at once; all of them if left out. What is used least goes first."""
+    compile: bool = False
+    """Whether blocks of transformers are compiled: other bits than without, and faster once that is done."""
     listen_workers: str | None = None
     """ZeroMQ address for workers from elsewhere, such as tcp://10.0.0.1:7000; a private socket if left out."""
     listen_transfers: Annotated[str, Meta(pattern="^tcp://")] | None = None
@@ -71,7 +77,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extensions: tuple[str, ...] = ()
     """What looks at the steps of its workers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     max_active: Count = 256
-    policy: str = "deadline"
+    policy: str = DEFAULT
     """In which order steps that are ready run: docs/scheduling.md says what each is for."""
     batch_most: Annotated[int, Meta(ge=1, le=64)] = 4
     """Steps of different jobs that are executed together, where their model says that it changes no bits."""
@@ -124,6 +130,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     @property
+    def plan(self) -> ParallelPlan | None:
+        """Raises BadPlan."""
+        return None if self.parallel is None else parallel.parse(self.parallel)
+
+    @property
     def store_url(self) -> str:
         return self.store or f"sqlite:///{quote(str(self.data.absolute() / 'keyframe.db'))}"
 
@@ -164,10 +175,10 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     try:
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)
-        _check_ranks(settings)
         _check_policy(settings)
+        _check_ranks(settings)
         return settings
-    except BadExtension as error:
+    except (BadExtension, BadPlan) as error:
         raise BadSettings(str(error)) from error
     except msgspec.ValidationError as error:
         raise BadSettings(f"bad setting: {error}") from error
@@ -181,16 +192,16 @@ def _share(entry: str) -> tuple[str, str]:
     return role, count
 
 
-def _check_ranks(settings: Settings) -> None:
-    if settings.parallel is not None and settings.ranks != 2:
-        raise BadSettings(
-            f"parallel: {settings.parallel} is for 2 ranks and there are {settings.ranks}; set ranks to 2"
-        )
-
-
 def _check_policy(settings: Settings) -> None:
     if settings.policy not in POLICIES:
         raise BadSettings(f"policy: {settings.policy!r} is none; there are: {', '.join(POLICIES)}")
+
+
+def _check_ranks(settings: Settings) -> None:
+    if settings.plan is not None:
+        parallel.check_ranks(settings.plan, settings.ranks)
+    if settings.compile and settings.ranks > 1:
+        raise BadSettings(f"compile: is for 1 rank and there are {settings.ranks}; leave it out, or set ranks to 1")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

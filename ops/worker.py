@@ -34,10 +34,12 @@ def settings_of(
         ranks=settings.ranks,
         device=settings.device,
         slot=slot,
-        parallel=settings.parallel,
+        parallel=settings.plan,
         rank_timeout_s=settings.rank_timeout_s,
         threads=settings.threads,
         memory_bytes=None if settings.memory_gib is None else int(settings.memory_gib * (1 << 30)),
+        weights_bytes=settings.weights_bytes,
+        compile=settings.compile,
         heartbeat_s=min(1.0, settings.silent_s / 4),
         parent=parent,
     )
@@ -52,9 +54,7 @@ def run(worker: WorkerSettings, blobs: str, rank: int = 0) -> str:
     """A worker's life in this process. Returns why it ended."""
     store = WorkerBlobs(open_blobs(blobs))
     if rank > 0:
-        process.follow_rank_zero(worker, store, rank)
-        return "rank 0 told it to stop"
-
+        return process.follow_rank_zero(worker, store, rank)
     return process.lead(worker, store, lambda of_rank, rank: command(of_rank, blobs, rank))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from cards import branches, sampling
 from cards.family import Components, Made, StepBody
 from cards.forward import OUTPUT, Outputs, single
+from cards.parallel import branches_only
 from cards.wire import WorkPlan
 from tests import toy
 
@@ -36,8 +37,8 @@ def _forward(branch: str, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Output
 
 
 class BranchingFamily(toy.ToyFamily):
-    def unshared(self) -> str:
-        return ""
+    def unshared(self, axis: str, degree: int) -> str:
+        return branches_only(axis)
 
     def bodies(self) -> Mapping[str, StepBody]:
         return {**super().bodies(), "count": _count}

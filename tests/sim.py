@@ -25,12 +25,13 @@ from cards.wire import (
     Batch,
     EngineMessage,
     Goodbye,
-    Heartbeat,
     Hello,
     Introduce,
     Release,
     Released,
     Shutdown,
+    Sleep,
+    Wake,
     WorkerMessage,
     WorkUnit,
 )
@@ -48,7 +49,8 @@ from store.memory import MemoryJournal
 from tests import toy
 from tests.carrying import carry
 from workers.execute import load_models
-from workers.inbox import Command, Inbox, units_of
+from workers.inbox import Command, Inbox
+from workers.link import heartbeat
 from workers.observed import executor
 from workers.resident import BlobStore
 from workers.transfer import Lender
@@ -238,13 +240,15 @@ class SimWorker:
                 self._inbox.release(message)
             case WorkUnit() | Batch():
                 self._put(message, frames)
+            case Sleep() | Wake():
+                self._inbox.put(Command(message, tuple(frames)))
             case _:
                 self._inbox.clear(Command(message))
         self._arrived.set()
 
     def _put(self, message: WorkUnit | Batch, frames: Sequence[bytes]) -> None:
         command = Command(message, tuple(frames))
-        coming = [(unit, unit.fetch) for unit in units_of(command) if unit.fetch is not None]
+        coming = [(unit, unit.fetch) for unit in command.units if unit.fetch is not None]
         self._inbox.put(command, coming=[unit.id for unit, _ in coming])
         for unit, fetch in coming:
             self.fetches.append(unit)
@@ -301,6 +305,9 @@ class SimWorker:
             case Introduce(number=number):
                 self.executor.resident.clear()
                 tell(self.name, replace(self.hello(), answers=number), ())
+            case Sleep() | Wake() as told:
+                self.executor.residency.obey(told)
+                self._beat(tell)
             case Shutdown():
                 tell(self.name, Goodbye("told to stop", clean=True), ())
                 self.dead = True
@@ -324,8 +331,7 @@ class SimWorker:
         self._beat(tell)
 
     def _beat(self, tell: Tell) -> None:
-        held = self.executor.resident.held()
-        tell(self.name, Heartbeat(self._inbox.units(), held.tensors, held.nbytes, fetched=self.fetcher.fetched), ())
+        tell(self.name, replace(heartbeat(self.executor, self._inbox.units()), fetched=self.fetcher.fetched), ())
 
 
 class SimLink:

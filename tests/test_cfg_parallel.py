@@ -82,9 +82,9 @@ def test_a_rank_that_is_lost_in_a_step_costs_its_pool_and_no_job(
 @pytest.mark.parametrize(
     ("wish", "kind", "message"),
     [
-        ("far_fail=2", "error", "ValueError: asked to fail"),
-        ("near_fail=2", "error", "ValueError: asked to fail"),
-        ("far_oom=2", "oom", "MemoryError: asked to run out of memory"),
+        ("far_fail=2", "error", "ValueError: asked to fail (rank 1)"),
+        ("near_fail=2", "error", "ValueError: asked to fail (rank 0)"),
+        ("far_oom=2", "oom", "MemoryError: asked to run out of memory (rank 1)"),
     ],
 )
 def test_a_branch_that_fails_on_one_rank_fails_its_job_and_nothing_else(
@@ -149,8 +149,8 @@ def test_models_make_the_bits_of_one_rank(tmp_path: Path) -> None:
 def test_what_cannot_be_shared_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/w"
     for settings, says in (
-        ({"ranks": 3}, "parallel: cfg is for 2 ranks and there are 3; set ranks to 2"),
-        ({"ranks": 2}, "parallel: cfg has nothing to share among ranks: toy: its steps have one branch; leave it out"),
+        ({"ranks": 3}, "parallel: cfg=2 is for 2 ranks and there are 3; set ranks to 2"),
+        ({"ranks": 2}, "parallel: cfg=2 has nothing to share among ranks: toy: its steps have one branch"),
     ):
         done = run("engine", "worker", "--connect", address, "--parallel", "cfg", data=tmp_path, **settings)
         assert done.returncode != 0

@@ -192,3 +192,34 @@ def test_an_engine_that_was_frozen_past_its_lease_writes_nothing_more(store: Sto
             taken = [event["type"] for event in events].index("job_recovered")
             pools = {event["data"]["worker"].split("-")[0] for event in events[taken:] if "worker" in event["data"]}
             assert pools == {"two"}
+
+
+def test_a_job_that_kills_its_workers_kills_three_in_all_wherever_it_goes(store: Store) -> None:
+    """Its order comes again all the time, it is moved between the engines, and others run beside it."""
+    with store.engine("one") as one, store.engine("two") as two:
+        names = {name_of(running, store): running for running in (one, two)}
+        others = [one.submit(LONG, steps=20, seed=seed) for seed in range(4)]
+        poison = order_again(one)
+        moved = 0
+        while (now := two.job(poison))["status"] not in ("failed", "completed"):
+            assert order_again(two) == poison
+            if moved < 2 and store.count("worker_lost"):
+                other = next(name for name in names if name != now.get("engine"))
+                moved += two.http.post(f"/v1/jobs/{poison}/migrate", json={"to": other}).is_success
+        assert order_again(one) == poison
+        assert one.job(poison)["error"]["class"] == "poisoned"
+
+        assert {one.ended(job)["status"] for job in others} == {"completed"}
+        assert {job: blames(one, job) for job in (poison, *others) if blames(one, job)} == {poison: 3}
+        killed = [line for running in (one, two) for line in running.log().splitlines() if "worker process" in line]
+        assert ["was killed by signal 9" in line for line in killed] == [True] * 3
+
+
+def blames(running: EngineProcess, job: str) -> int:
+    """How many workers it was blamed for."""
+    return sum(event["type"] == "worker_lost" and event["data"]["blamed"] for event in running.events(job))
+
+
+def order_again(running: EngineProcess) -> str:
+    body = {"model": "toy", "prompt": "a count kill=1", "seed": 7}
+    return str(running.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "poison"}).json()["id"])

@@ -1,11 +1,13 @@
 """
 WorkerError
- - RanksDiverged       ranks of one pool made different bits of the same unit
+ - RanksDiverged       ranks of one pool made different bits of the same unit, or were told different things
  - RankSilent          a rank did not answer in time
  - RanksUnlike         ranks of one pool would not compute the same bits
- - ExchangeBroken      the other rank is gone, or has said nothing of its branches in time
- - BranchFailed        a branch of a step failed, on whichever rank
+ - ExchangeBroken      ranks that share a step are gone, late, or have ended it by themselves
+ - BranchFailed        what a rank had to do of a shared step failed, on whichever rank
  - NoDevice            a rank's device is not on this machine
+ - NotCompiled         a block could not be compiled, or not run so: the step is run again in eager kernels
+ - WeightsTooLarge     a component that is larger than all that may be loaded
  - Refused             the engine takes no work from this worker
  - BlobsUnavailable    the blob store cannot be read or written now: the step may be run again later
  - BlobLost            bytes that a step needs are gone or damaged
@@ -13,6 +15,8 @@ WorkerError
  - BrokenPromise       a step made other tensors than its plan said, or not the one that a unit behind it reads
  - FoldDiffers         what a step derived came out otherwise when it was made again
 """
+
+from collections.abc import Sequence
 
 from cards.wire import StepError
 
@@ -22,15 +26,17 @@ class WorkerError(Exception):
 
 
 class RanksDiverged(WorkerError):
-    def __init__(self, rank: int, mine: str, theirs: str) -> None:
-        super().__init__(f"rank {rank} made {theirs[:16]} where rank 0 made {mine[:16]}")
+    """`theirs` and `mine` say what the ranks did: that they made something, failed, or were told something."""
+
+    def __init__(self, rank: int, theirs: str, mine: str) -> None:
+        super().__init__(f"rank {rank} {theirs} where rank 0 {mine}")
         self.rank = rank
 
 
 class RankSilent(WorkerError):
-    def __init__(self, rank: int, seconds: float) -> None:
-        super().__init__(f"rank {rank} has not answered for {seconds:g} s")
-        self.rank = rank
+    def __init__(self, ranks: Sequence[int], seconds: float) -> None:
+        super().__init__(f"{_named(ranks)} not answered for {seconds:g} s")
+        self.ranks = ranks
 
 
 class RanksUnlike(WorkerError):
@@ -40,9 +46,11 @@ class RanksUnlike(WorkerError):
 
 
 class ExchangeBroken(WorkerError):
-    def __init__(self, rank: int, seconds: float, cause: str) -> None:
-        super().__init__(f"rank {rank} is gone, or has not exchanged its branches for {seconds:g} s: {cause}")
-        self.rank = rank
+    """It ends the pool, and is no answer of the step."""
+
+    def __init__(self, ranks: Sequence[int], problem: str) -> None:
+        super().__init__(f"{_named(ranks)} {problem}")
+        self.ranks = ranks
 
 
 class BranchFailed(WorkerError):
@@ -87,5 +95,18 @@ class FoldDiffers(WorkerError):
         )
 
 
+class NotCompiled(WorkerError):
+    """The message is the compiler's."""
+
+
+class WeightsTooLarge(WorkerError):
+    def __init__(self, name: str, nbytes: int, budget: int) -> None:
+        super().__init__(f"weights_bytes: {budget} is less than {name}, which is {nbytes}: set it to that at least")
+
+
 class Refused(WorkerError):
     """The message is the engine's reason."""
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"

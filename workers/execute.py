@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import codec
+from cards import cache_key, codec, lora, memory
 from cards.branches import COMPONENT, Branches, driven, evaluate
-from cards.errors import NotFinite
-from cards.family import Asking, Components, Made, StepBody
+from cards.cache_key import CacheKey, Origin
+from cards.errors import NotFinite, WeightsChanged
+from cards.family import Asking, Components, Family, Made, StepBody
 from cards.folding import FOLD, MADE, fold_of, lacking
 from cards.forward import Forward, Outputs
+from cards.parallel import ULYSSES
 from cards.registry import Families
+from cards.ulysses import Dealing, Ranks
 from cards.wire import (
     INLINE_LIMIT,
     ArtifactRef,
@@ -30,14 +33,29 @@ from cards.wire import (
     promised,
 )
 from workers import side_by_side
+from workers.adapters import Adapters
+from workers.caches import FEATURE, STEP, Caches
 from workers.clock import perf_counter
-from workers.errors import BlobLost, BlobsUnavailable, BranchFailed, BrokenPromise, ExchangeBroken, FoldDiffers
+from workers.compiled import Tier
+from workers.errors import (
+    BlobLost,
+    BlobsUnavailable,
+    BranchFailed,
+    BrokenPromise,
+    ExchangeBroken,
+    FoldDiffers,
+    NotCompiled,
+)
 from workers.naming import Named, Naming
+from workers.residency import Residency
 from workers.resident import BlobStore, Resident
-from workers.sharing import Sharing, patiently
+from workers.sharing import Sharing, free, patiently
 
 if TYPE_CHECKING:
     import torch
+
+OOM = "oom"
+"""The kind of error of a step that ran out of memory."""
 
 
 Arrived: TypeAlias = tuple[WorkUnit, Sequence[bytes]]
@@ -45,10 +63,15 @@ Arrived: TypeAlias = tuple[WorkUnit, Sequence[bytes]]
 
 
 class Loaded(Struct, frozen=True):
-    """A model on this device: its modules and what may be done with them."""
+    """A model on this device: its modules, what may be done with them, and what its bodies are given beside them.
+
+    Without a family nothing is known of what its steps are made of, and nothing that they make is used again.
+    """
 
     components: Components
     bodies: Mapping[str, StepBody]
+    beside: Mapping[str, Any] = {}
+    family: Family | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -76,13 +99,21 @@ class Beside(Mapping[str, Any]):
         return len(self._components) + len(self._more)
 
 
-def load_models(registry: Families, device: str = "cpu", branches: Branches | None = None) -> dict[str, Loaded]:
-    """`branches` evaluates those of their steps; without, each step evaluates its own."""
-    loaded = {name: (family.load(device), family.bodies()) for name, family in registry.items()}
-    more = {} if branches is None else {COMPONENT: branches}
+def load_models(
+    registry: Families, device: str = "cpu", branches: Branches | None = None, ranks: Ranks | None = None
+) -> dict[str, Loaded]:
+    """`branches` evaluates those of their steps; without, each step evaluates its own. `ranks` share their forwards."""
+    beside = {} if branches is None else {COMPONENT: branches}
     return {
-        name: Loaded(Beside(modules, more) if more else modules, bodies) for name, (modules, bodies) in loaded.items()
+        name: Loaded(_modules(family, device, ranks), family.bodies(), beside, family)
+        for name, family in registry.items()
     }
+
+
+def _modules(family: Family, device: str, ranks: Ranks | None) -> Components:
+    if ranks is not None and isinstance(family, Dealing) and not family.unshared(ULYSSES, ranks.degree):
+        return family.load_dealt(device, ranks)
+    return family.load(device)
 
 
 def asking(step: Made | Asking) -> Asking:
@@ -104,10 +135,10 @@ class Member:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """What is raised is the unit's answer; only what breaks the process itself goes on."""
+        """What is raised is the unit's answer; only what breaks the process itself goes on, or has it run again."""
         try:
             yield
-        except ExchangeBroken:
+        except (ExchangeBroken, WeightsChanged, NotCompiled):
             raise
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
             self.made = error
@@ -117,13 +148,29 @@ class Executor:
     """Runs a unit or some together. The same units in the same order give the same answers on every rank."""
 
     def __init__(
-        self, models: Mapping[str, Loaded], blobs: BlobStore, *, stores: bool = True, device: str = "cpu"
+        self,
+        models: Mapping[str, Loaded],
+        blobs: BlobStore,
+        *,
+        stores: bool = True,
+        device: str = "cpu",
+        caches: Caches | None = None,
     ) -> None:
-        self.resident = Resident(blobs, device)
+        self.caches = caches or Caches()
+        self.resident = Resident(blobs, device, self.caches)
         self.sharing = Sharing()
         self._models = models
         self._blobs = blobs
         self._stores = stores
+        self.tier: Tier | None = None
+        self._origins: dict[str, Origin] = {}
+        components = {name: model.components for name, model in models.items()}
+        self.residency = Residency(components, self._origin, self.caches)
+        self._reused = False
+
+    def compile(self, tier: Tier) -> None:
+        """From the next component on that is loaded."""
+        self.tier, self.residency.finish = tier, tier.compile
 
     def run(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         return self.keep(self.execute(unit, frames))
@@ -143,12 +190,12 @@ class Executor:
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
         """An error of the step is an answer; only what breaks the process itself is raised."""
-        [answer] = self._execute([(unit, frames)])
+        [answer] = self._patiently([(unit, frames)])
         return answer
 
     def execute_batch(self, batch: Batch, frames: Sequence[bytes]) -> list[Answer]:
         """The units' answers, in their order. Those that cannot go together are executed one after the other."""
-        return [answer for some in self._turns(members(batch, frames)) for answer in self._execute(some)]
+        return [answer for some in self._turns(members(batch, frames)) for answer in self._patiently(some)]
 
     def _turns(self, units: Iterable[Arrived]) -> Iterator[list[Arrived]]:
         """Neighbours of different jobs whose forwards may share."""
@@ -166,18 +213,38 @@ class Executor:
             yield some
 
     def _goes_together(self, plan: WorkPlan) -> bool:
-        """Ranks that share branches do so for one step after the other."""
-        model = self._models.get(plan.instance)
-        return plan.together and model is not None and COMPONENT not in model.components
+        """Ranks that share branches do so for one step after the other; what is compiled is so for one step's rows."""
+        return plan.together and plan.instance in self._models and not self._is_shared(plan) and self.tier is None
+
+    def _patiently(self, units: Sequence[Arrived]) -> list[Answer]:
+        """A step that runs out of memory has one more try, alone, with what all others can spare.
+
+        One that ranks share has not: a rank that began again would exchange with others that are further on.
+        """
+        answers = self._execute(units)
+        return [
+            self._again(*arrived) if _ran_out(answer) and not self._is_shared(arrived[0].plan) else answer
+            for arrived, answer in zip(units, answers, strict=True)
+        ]
+
+    def _again(self, unit: WorkUnit, frames: Sequence[bytes]) -> Answer:
+        self.resident.make_room(unit.id.job)
+        free()
+        [answer] = self._execute([(unit, frames)])
+        return answer
 
     def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
+        self._reused, self.residency.loading_s = False, 0.0
         began = perf_counter()
         those = [Member(unit) for unit, _ in units]
-        for one, (_, frames) in zip(those, units, strict=True):
-            with one.failing():
-                self._read(one, frames)
-        self._make([one for one in those if one.made is None])
-        took = perf_counter() - began
+        try:
+            for one, (_, frames) in zip(those, units, strict=True):
+                with one.failing():
+                    self._read(one, frames)
+            self._make([one for one in those if one.made is None])
+        except NotCompiled:
+            return self._execute(units)
+        took = perf_counter() - began - self.residency.loading_s
         return [self._named(one, len(those), took) for one in those]
 
     def _read(self, one: Member, frames: Sequence[bytes]) -> None:
@@ -195,9 +262,7 @@ class Executor:
             with one.failing():
                 one.made = self._step(one.unit.id.job, one.unit.plan, one.tensors)
             return
-        import torch
-
-        with torch.inference_mode():
+        with self._computing():
             steps = (self._body(one.unit.id.job, one.unit.plan, one.tensors) for one in those)
             for one, made in zip(those, side_by_side.run(steps, self.sharing.evaluate), strict=True):
                 one.made = made
@@ -220,7 +285,12 @@ class Executor:
             named |= naming.name(derived, store=plan.snapshot)
         if plan.writes is not None and set(named) != set(plan.writes):
             raise BrokenPromise(", ".join(sorted(set(named) ^ set(plan.writes))))
+        self._keep_slabs(job, replace(plan, reads=one.reads), {name: one.ref for name, one in named.items()})
         return named, naming
+
+    def _is_shared(self, plan: WorkPlan) -> bool:
+        model = self._models.get(plan.instance)
+        return model is not None and COMPONENT in model.beside
 
     def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
         return {name: self.resident.get(job, ref) for name, ref in reads.items()}
@@ -231,18 +301,71 @@ class Executor:
         return Naming(reads, tensors, unstored, self.resident.device)
 
     def _step(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
-        import torch
+        """What the body makes, or has made of the same before."""
+        key = self._feature(job, plan)
+        made: Made | None = None if key is None else self.caches.get(FEATURE, key, job)
+        self._reused = made is not None
+        if made is None:
+            made = self._computed(job, plan, tensors)
+            if key is not None:
+                self.caches.put(FEATURE, key, made, made.nbytes, job)
+        return made
+
+    def _computed(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
 
         def answered(forwards: Mapping[str, Forward]) -> dict[str, Outputs]:
-            components = self._models[plan.instance].components
+            components = self._models[plan.instance].beside
             return evaluate(components, {branch: partial(patiently, forward) for branch, forward in forwards.items()})
 
-        with torch.inference_mode():
+        with self._computing():
             return driven(self._body(job, plan, tensors), answered)
 
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """What steps take is held until they have made all that they make."""
+        import torch
+
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self.caches.release(STEP)
+            self.residency.settle()
+
     def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
+        return (yield from asking(self._models[plan.instance].bodies[plan.kind](self._components(plan), plan, tensors)))
+
+    def _components(self, plan: WorkPlan) -> Components:
+        """The modules of the plan's model, and what its bodies are given besides."""
         model = self._models[plan.instance]
-        return (yield from asking(model.bodies[plan.kind](model.components, plan, tensors)))
+        if model.family is None:
+            return Beside(model.components, model.beside) if model.beside else model.components
+        adapters = Adapters(self._origin(plan.instance), self.caches)
+        return Beside(self.residency.components(plan.instance), {**model.beside, lora.COMPONENT: adapters})
+
+    def _origin(self, instance: str) -> Origin:
+        found = self._origins.get(instance)
+        if found is None:
+            model = self._models[instance]
+            assert model.family is not None, "only what a family has loaded is kept"
+            found = cache_key.origin(model.family, parallel=" ".join(sorted(model.beside)))
+            self._origins[instance] = found
+        return found
+
+    def _feature(self, job: str, plan: WorkPlan) -> CacheKey | None:
+        """None for a step whose outputs are no other's."""
+        if not plan.feature or self._models[plan.instance].family is None:
+            return None
+        reads = {name: self.resident.resolve(job, ref) for name, ref in plan.reads.items()}
+        return cache_key.of_feature(self._origin(plan.instance), replace(plan, reads=reads))
+
+    def _keep_slabs(self, job: str, plan: WorkPlan, made: Mapping[str, TensorRef]) -> None:
+        """What the plan calls slabs goes into their cache once it is put."""
+        slabs = {name: made[name] for name in plan.slabs if name in made}
+        if slabs and self._models[plan.instance].family is not None:
+            origin = self._origin(plan.instance)
+            keys = {ref.digest: cache_key.of_slab(origin, plan, name, ref) for name, ref in slabs.items()}
+            self.resident.slabs(job, keys)
 
     def _derived_by_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
         """What the plan derives, where there is no fold for it and the step's body has made it all."""
@@ -275,6 +398,7 @@ class Executor:
             tensors = self._tensors(job, refold.plan.reads)
             made = self._step(job, self._runnable(refold.plan), tensors)
             named = self._naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
+            self._keep_slabs(job, refold.plan, refold.makes)
             for name, ref in refold.makes.items():
                 if name not in named or named[name].ref != ref:
                     found = named[name].ref.digest if name in named else "nothing"
@@ -308,7 +432,9 @@ class Executor:
             artifacts=tuple(artifacts),
             scalars=made.scalars,
             seconds=took / batch,
+            loading_s=self.residency.loading_s / batch,
             inline=tuple(inline),
+            reused=self._reused,
             batch=batch,
             batch_seconds=took,
         )
@@ -319,9 +445,12 @@ def _failed(unit: UnitId, error: Exception, batch: int, took: float) -> StepResu
     return StepResult(id=unit, error=step_error(error), seconds=took / batch, batch=batch, batch_seconds=took)
 
 
-def step_error(error: Exception) -> StepError:
-    import torch
+def _ran_out(answer: Answer) -> bool:
+    error = answer.result.error
+    return error is not None and error.kind == OOM
 
+
+def step_error(error: Exception) -> StepError:
     if isinstance(error, BranchFailed):
         return error.error
     kinds = {
@@ -329,8 +458,7 @@ def step_error(error: Exception) -> StepError:
         BlobLost: "corrupt_checkpoint",
         FoldDiffers: "corrupt_checkpoint",
         NotFinite: "nan",
-        MemoryError: "oom",
-        torch.OutOfMemoryError: "oom",
     }
-    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), "error")
+    other = OOM if memory.ran_out(error) else "error"
+    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), other)
     return StepError(kind, f"{type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards.wire import Batch, EngineMessage, Release, Shutdown, UnitId, WorkUnit, members
+from cards.wire import Batch, EngineMessage, Release, Shutdown, UnitId, WorkPlan, WorkUnit, members
 
 
 class Command(Struct, frozen=True):
@@ -17,6 +17,16 @@ class Command(Struct, frozen=True):
     frames: Sequence[bytes] = ()
     dropped: tuple[UnitId, ...] = ()
     """For a release: the queued units that it took out."""
+
+    @property
+    def units(self) -> tuple[WorkUnit, ...]:
+        match self.message:
+            case WorkUnit() as unit:
+                return (unit,)
+            case Batch(units=units):
+                return units
+            case _:
+                return ()
 
 
 class Inbox:
@@ -44,7 +54,7 @@ class Inbox:
 
     def release(self, release: Release) -> None:
         with self._changed:
-            stale = [unit.id for command in self._commands for unit in units_of(command) if _belongs(unit, release)]
+            stale = [unit.id for command in self._commands for unit in command.units if _belongs(unit, release)]
             left = (_without(command, release) for command in self._commands)
             self._commands = deque(command for command in left if command is not None)
             self._commands.appendleft(Command(release, dropped=tuple(stale)))
@@ -65,7 +75,12 @@ class Inbox:
 
     def units(self) -> int:
         with self._changed:
-            return sum(len(units_of(command)) for command in self._commands)
+            return sum(len(command.units) for command in self._commands)
+
+    def plans(self) -> list[WorkPlan]:
+        """Of the units that wait."""
+        with self._changed:
+            return [unit.plan for command in self._commands for unit in command.units]
 
     def get_nowait(self) -> Command | None:
         with self._changed:
@@ -75,7 +90,7 @@ class Inbox:
         """The first that need not wait for tensors, its own or those of a unit of its job before it."""
         wait: set[str] = set()
         for index, command in enumerate(self._commands):
-            units = units_of(command)
+            units = command.units
             if any(unit.id in self._coming or unit.id.job in wait for unit in units):
                 wait.update(unit.id.job for unit in units)
                 continue
@@ -86,7 +101,7 @@ class Inbox:
 
 def _with(command: Command, unit: UnitId, blobs: Mapping[str, bytes]) -> Command:
     """The command with these among the frames of a unit, if it is one of its."""
-    if all(one.id != unit for one in units_of(command)):
+    if all(one.id != unit for one in command.units):
         return command
     units, frames = [], []
     for one, its in _parted(command):
@@ -99,18 +114,8 @@ def _with(command: Command, unit: UnitId, blobs: Mapping[str, bytes]) -> Command
 
 def _parted(command: Command) -> list[tuple[WorkUnit, list[bytes]]]:
     """Its units, each with its own frames."""
-    whole = command.message if isinstance(command.message, Batch) else Batch(units_of(command))
+    whole = command.message if isinstance(command.message, Batch) else Batch(command.units)
     return members(whole, command.frames)
-
-
-def units_of(command: Command) -> tuple[WorkUnit, ...]:
-    match command.message:
-        case WorkUnit() as unit:
-            return (unit,)
-        case Batch(units=units):
-            return units
-        case _:
-            return ()
 
 
 def _belongs(unit: WorkUnit, release: Release) -> bool:
@@ -119,7 +124,7 @@ def _belongs(unit: WorkUnit, release: Release) -> bool:
 
 def _without(command: Command, release: Release) -> Command | None:
     """What the release leaves of a command."""
-    units = units_of(command)
+    units = command.units
     if not any(_belongs(unit, release) for unit in units):
         return command
     if not isinstance(command.message, Batch):

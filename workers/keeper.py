@@ -23,10 +23,14 @@ class Keeper:
         self._send = send
         self._queue: Queue[Said | None] = Queue(AT_ONCE)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether an answer is still here."""
+        return bool(self._queue.unfinished_tasks)
+
     def say(self, said: Said) -> None:
         """The executor's thread. What there is nothing to store of and nothing to wait for leaves at once."""
-        waits = self._queue.unfinished_tasks or (isinstance(said, Sequence) and any(answer.blobs for answer in said))
-        if waits:
+        if self.is_behind or (isinstance(said, Sequence) and any(answer.blobs for answer in said)):
             self._queue.put(said)
         else:
             self._let_out(said)

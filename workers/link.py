@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
+import msgspec
 import zmq
 from msgspec import Struct
+from msgspec.structs import replace
 
-from cards import wire
+from cards import codec, wire
 from cards.wire import (
     Batch,
+    CacheUse,
     Fetched,
     Goodbye,
     Heartbeat,
@@ -29,6 +32,9 @@ from cards.wire import (
     Release,
     Released,
     Shutdown,
+    Sleep,
+    UnitId,
+    Wake,
     WorkerMessage,
     WorkUnit,
 )
@@ -36,10 +42,12 @@ from workers.clock import monotonic
 from workers.dealer import Dealer
 from workers.errors import Refused
 from workers.execute import Answer, Executor
-from workers.inbox import Command, Inbox, units_of
+from workers.inbox import Command, Inbox
 from workers.keeper import Keeper, Said
 from workers.ranks import Followers
 from workers.transfers import Transfers
+
+DAMAGED = "received bytes that are not what was sent"
 
 LOOK_UP_MS = 100
 """How often the link looks whether it was told to stop, if nothing else happens."""
@@ -80,7 +88,10 @@ class Link:
         self._heartbeat_s = heartbeat_s
         self._transfers = transfers
         self._inbox = Inbox()
+        executor.residency.queued = self._inbox.plans
         self._stopping = False
+        self._why = "told to stop"
+        self._running: tuple[UnitId, ...] = ()
         self._broken: str | None = None
         self._refused: str | None = None
         self._ended: str | None = None
@@ -141,33 +152,45 @@ class Link:
 
     def _take(self, frames: list[bytes]) -> None:
         head, *blobs = frames
-        match message := wire.decode_engine_message(head):
+        try:
+            message = wire.decode_engine_message(head)
+        except msgspec.DecodeError:
+            self._mistrust()
+            return
+        match message:
             case Release():
                 self._inbox.release(message)
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
+            case WorkUnit() | Batch() if codec.are(blobs, wire.inline_of(message)):
+                self._put(Command(message, blobs))
             case WorkUnit() | Batch():
-                self._put(message, blobs)
+                self._mistrust()
+            case Sleep() | Wake():
+                self._inbox.put(Command(message, blobs))
             case Refuse(reason=reason):
                 self._refused = reason
 
-    def _put(self, message: WorkUnit | Batch, frames: Sequence[bytes]) -> None:
-        command = Command(message, frames)
-        if self._transfers is None:
-            self._inbox.put(command)
-            return
-        coming = [unit for unit in units_of(command) if unit.fetch is not None]
+    def _put(self, command: Command) -> None:
+        coming = [unit for unit in command.units if unit.fetch is not None] if self._transfers is not None else []
         self._inbox.put(command, coming=[unit.id for unit in coming])
         for unit in coming:
+            assert self._transfers is not None
             self._transfers.fetch(unit, lambda brought: self._inbox.arrived(brought.unit, brought.blobs))
+
+    def _mistrust(self) -> None:
+        """What was asked for is not known: all that is with this worker goes on elsewhere, and it leaves."""
+        self._why = DAMAGED
+        self._stopping = True
 
     def _execute(self, engine: Dealer, keeper: Keeper) -> None:
         """The executor's thread."""
-        goodbye = Goodbye("told to stop", clean=True)
         try:
-            while (said := self._obey(self._inbox.get())) is not None:
-                keeper.say(said)
+            while not isinstance((command := self._next(engine, keeper)).message, Shutdown):
+                if (said := self._obey(command)) is not None:
+                    keeper.say(said)
             self._followers.broadcast(Shutdown())
+            goodbye = Goodbye(self._why, clean=True)
         except BaseException as error:
             goodbye = _last_words(error)  # then the process ends with it
             raise
@@ -188,15 +211,24 @@ class Link:
         _say(engine, goodbye)
         self._ended = goodbye.reason
 
+    def _next(self, engine: Dealer, keeper: Keeper) -> Command:
+        """The next command, once it is known outside what it is that will be running."""
+        self._running = ()
+        command = self._inbox.get()
+        self._running = tuple(unit.id for unit in command.units)
+        if self._running and keeper.is_behind and not engine.stuck:
+            _say(engine, self._beat(engine))
+        return command
+
     def _obey(self, command: Command) -> Said | None:
-        """What to answer with, or None to stop."""
+        """What to answer with, if there is an answer."""
         match command.message:
             case WorkUnit() as unit:
                 self._followers.broadcast(unit, command.frames)
-                return self._agreed([self._executor.execute(unit, list(command.frames))])
+                return self._told([self._executor.execute(unit, list(command.frames))])
             case Batch() as batch:
                 self._followers.broadcast(batch, command.frames)
-                return self._agreed(self._executor.execute_batch(batch, command.frames))
+                return self._told(self._executor.execute_batch(batch, command.frames))
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
                 self._executor.resident.release(job)
@@ -205,13 +237,30 @@ class Link:
                 self._followers.broadcast(command.message)
                 self._executor.resident.clear()
                 return self._hello(number)
-            case Shutdown() | Refuse():
+            case Sleep() | Wake() as told:
+                self._followers.broadcast(told)
+                self._executor.residency.obey(told)
+                return None
+            case Shutdown() | Refuse():  # which are others' to obey
                 return None
 
-    def _agreed(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+    def _fell_back(self) -> bool:
+        """Whether that step was the first without compiled blocks: it has other bits than the engine was told.
+
+        It is told anew, and what it sent on the old word is for it to send again.
+        """
+        tier = self._executor.tier
+        if tier is None or not tier.failed or self._identity.fingerprint == tier.eager:
+            return False
+        self._identity = replace(self._identity, fingerprint=tier.eager)
+        self._executor.resident.clear()
+        return True
+
+    def _told(self, answers: Sequence[Answer]) -> Said:
+        """Once all ranks agree on them."""
         for answer in answers:
             self._followers.agree(answer)
-        return answers
+        return self._hello() if self._fell_back() else answers
 
     def _hello(self, answers: int = 0) -> Hello:
         me = self._identity
@@ -232,9 +281,30 @@ class Link:
         )
 
     def _beat(self, engine: Dealer) -> Heartbeat:
-        held = self._executor.resident.held()
         fetched = self._transfers.fetched if self._transfers is not None else Fetched()
-        return Heartbeat(self._inbox.units(), held.tensors, held.nbytes, engine.sent, engine.received, fetched)
+        beat = heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received, self._running)
+        return replace(beat, fetched=fetched)
+
+
+def heartbeat(
+    executor: Executor,
+    queued: int,
+    sent: int | None = None,
+    received: int | None = None,
+    running: tuple[UnitId, ...] = (),
+) -> Heartbeat:
+    held, residency = executor.resident.held(), executor.residency
+    return Heartbeat(
+        queued,
+        held.tensors,
+        held.nbytes,
+        sent,
+        received,
+        running=running,
+        caches={name: use for name, use in executor.caches.uses().items() if use != CacheUse()},
+        resident=residency.resident(),
+        weights=residency.weights.copy(),
+    )
 
 
 def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -> None:

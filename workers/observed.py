@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from cards.cache_key import CacheKey
 from cards.extensions.observer import Observer, Seen
 from cards.extensions.observers import open_observers
 from cards.family import Asking, Components, Made
 from cards.wire import WorkPlan
+from workers.caches import Caches
 from workers.execute import Answer, Arrived, Executor, Loaded, asking
 from workers.resident import BlobStore
 
@@ -29,11 +31,12 @@ def executor(
     *,
     stores: bool = True,
     device: str = "cpu",
+    caches: Caches | None = None,
 ) -> Executor:
     """With the observers that the settings name. Raises BadExtension."""
     if not extensions:
-        return Executor(models, blobs, stores=stores, device=device)
-    return ObservedExecutor(models, blobs, open_observers(extensions), stores=stores, device=device)
+        return Executor(models, blobs, stores=stores, device=device, caches=caches)
+    return ObservedExecutor(models, blobs, open_observers(extensions), stores=stores, device=device, caches=caches)
 
 
 class ObservedExecutor(Executor):
@@ -45,8 +48,9 @@ class ObservedExecutor(Executor):
         *,
         stores: bool = True,
         device: str = "cpu",
+        caches: Caches | None = None,
     ) -> None:
-        super().__init__(models, blobs, stores=stores, device=device)
+        super().__init__(models, blobs, stores=stores, device=device, caches=caches)
         self._observers = observers
         self._apart = any(observer.looks_inside for observer in observers)
         self._observed: dict[str, dict[str, float]] = {}
@@ -69,9 +73,13 @@ class ObservedExecutor(Executor):
             for observer in self._observers:
                 observer.before_step(seen)
                 stack.callback(self._after, observer, seen, made)
-            watched = Watched(model.components, partial(self._component, seen))
+            watched = Watched(self._components(plan), partial(self._component, seen))
             made.append((yield from asking(model.bodies[plan.kind](watched, plan, tensors))))
         return made[0]
+
+    def _feature(self, job: str, plan: WorkPlan) -> CacheKey | None:
+        """What is looked at is computed."""
+        return None
 
     def _component(self, seen: Seen, name: str, component: Any) -> None:
         for observer in self._observers:

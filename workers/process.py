@@ -1,5 +1,6 @@
 """A worker process: rank 0 with its link to the engine, or another rank that follows it."""
 
+import ctypes
 import os
 import secrets
 import signal
@@ -7,23 +8,25 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
 
 import zmq
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import fingerprint, registry
-from cards.branches import Branches, check
 from cards.model import Model
+from cards.parallel import ULYSSES, ParallelPlan, check
 from cards.roles import Role
-from workers import devices, exchange
-from workers.execute import Executor, load_models
+from workers import devices, exchange, pulse
+from workers.caches import BUDGETS, WEIGHTS, Caches
+from workers.compiled import Tier
+from workers.execute import Executor, Loaded, load_models
 from workers.link import Identity, Link
 from workers.observed import executor
+from workers.peers import Peers, joined
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
 from workers.transfers import transferring
@@ -41,8 +44,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """cpu, cuda, cuda:1 or auto: each rank takes one."""
     slot: int = 0
     """Which of its machine's workers this is: its ranks take the devices after those of the workers before it."""
-    parallel: Literal["cfg"] | None = None
-    """Two ranks share the branches of guidance instead of each evaluating all of them."""
+    parallel: ParallelPlan | None = None
+    """What the ranks share of a step instead of each running all of it."""
     credits: int = 16
     threads: int = 1
     memory_bytes: int | None = None
@@ -51,6 +54,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """It runs the loops of these roles and loads what they need; all if there are none."""
     transfers: str = ""
     """Where other workers fetch what it holds; a private socket for those on its machine if left out."""
+    weights_bytes: int | None = None
+    """Of components that are loaded at once on each rank; None for all of them."""
+    compile: bool = False
+    """Whether blocks of transformers are compiled, which changes bits. Of one rank only."""
     heartbeat_s: float = 1.0
     rank_timeout_s: float = 60.0
     meet_in: str = ""
@@ -59,6 +66,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Observers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
     parent: int | None = None
     """Process id whose death ends this worker; None for one that stands alone."""
+    pulse: int | None = None
+    """The pipe by which another rank shows rank 0 that it lives."""
 
 
 def ignore_interrupts(settings: WorkerSettings) -> None:
@@ -81,10 +90,11 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         if settings.ranks > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
             settings = replace(settings, meet_in=folder)
-        followers = stack.enter_context(_followers(settings, others, follower))
-        families, executor = stack.enter_context(_prepared(settings, blobs, 0, device))
+        peers = stack.enter_context(_peers(settings, 0))
+        followers = stack.enter_context(_followers(settings, others, follower, peers))
+        families, executor = stack.enter_context(_prepared(settings, blobs, peers, 0, device))
         registry.tell_unusable(families)
-        numerics = fingerprint.numerics(device)
+        numerics = _numerics(settings, device)
         followers.ready(numerics)
         identity = Identity(
             worker=f"{settings.pool}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -108,23 +118,35 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         return link.run()
 
 
-def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> None:
-    """Another rank's life: `settings.connect` is rank 0's address, `settings.parent` its process."""
+def follow_rank_zero(settings: WorkerSettings, blobs: BlobStore, rank: int) -> str:
+    """Another rank's life, to why it ended. `settings.connect` is rank 0's address, `settings.parent` its process."""
     watch_parent(settings.parent)
     device = _device(settings, rank)
     with (
-        _prepared(settings, blobs, rank, device) as (_, executor),
+        _peers(settings, rank) as peers,
+        _prepared(settings, blobs, peers, rank, device) as (_, executor),
         zmq.Context() as context,
         context.socket(zmq.PAIR) as socket,
     ):
+        socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(settings.connect)
-        follow(socket, executor, fingerprint.numerics(device))
+        if settings.pulse is not None:
+            pulse.beat(settings.pulse, settings.heartbeat_s)
+        return follow(socket, executor, _numerics(settings, device), peers)
+
+
+PR_SET_PDEATHSIG = 1
 
 
 def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
-    """End this process when its parent is gone, whatever its threads are doing: an orphan would hold the device."""
+    """End this process when its parent is gone, whatever its threads are doing: an orphan would hold the device.
+
+    Linux sees to it at once, and also if this process is frozen.
+    """
     if parent is None:
         return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         pause = threading.Event()
@@ -140,9 +162,26 @@ def _device(settings: WorkerSettings, rank: int) -> str:
     return devices.device_of(settings.device, settings.slot * settings.ranks + rank)
 
 
+def _numerics(settings: WorkerSettings, device: str) -> str:
+    """Dealt out tokens have the bits of one rank where cards/ulysses.py knows the kernels, which is on a CPU."""
+    apart = settings.parallel is not None and settings.parallel.degree(ULYSSES) > 1 and device != "cpu"
+    numerics = fingerprint.numerics(device, compiled_for=settings.threads if settings.compile else None)
+    return f"{numerics} {settings.parallel}" if apart else numerics
+
+
+@contextmanager
+def _peers(settings: WorkerSettings, rank: int) -> Iterator[Peers | None]:
+    """For ranks that share steps."""
+    if settings.parallel is None:
+        yield None
+        return
+    with joined(Path(settings.meet_in), rank, settings.ranks, settings.rank_timeout_s) as opened:
+        yield opened
+
+
 @contextmanager
 def _prepared(
-    settings: WorkerSettings, blobs: BlobStore, rank: int, device: str
+    settings: WorkerSettings, blobs: BlobStore, peers: Peers | None, rank: int, device: str
 ) -> Iterator[tuple[registry.Registry, Executor]]:
     """Raises NothingToShare, ExchangeBroken and what `registry.load` raises."""
     import torch
@@ -150,20 +189,33 @@ def _prepared(
     torch.set_num_threads(settings.threads)
     devices.settle(device)
     families = registry.load(settings.families, settings.models)
-    with _branches(settings, families, rank, device) as branches:
-        models = load_models(families, device, branches)
-        yield families, executor(models, blobs, settings.extensions, stores=rank == 0, device=device)
+    with _shared(settings, families, peers, device) as shared:
+        models = load_models(families, device, shared.branches, shared.ranks)
+        yield families, _executor(settings, models, blobs, rank, device)
+
+
+def _executor(
+    settings: WorkerSettings, models: Mapping[str, Loaded], blobs: BlobStore, rank: int, device: str
+) -> Executor:
+    """Raises WeightsTooLarge."""
+    caches = Caches({**BUDGETS, WEIGHTS: settings.weights_bytes})
+    runs = executor(models, blobs, settings.extensions, stores=rank == 0, device=device, caches=caches)
+    runs.residency.check(settings.weights_bytes)
+    if settings.compile:
+        runs.compile(Tier(fingerprint.numerics(device), runs.residency.spent))
+    return runs
 
 
 @contextmanager
-def _branches(
-    settings: WorkerSettings, families: registry.Registry, rank: int, device: str
-) -> Iterator[Branches | None]:
-    if settings.parallel is None:
-        yield None
+def _shared(
+    settings: WorkerSettings, families: registry.Registry, peers: Peers | None, device: str
+) -> Iterator[exchange.Opened]:
+    """What the ranks have between them to share steps with, once that is sure to be of use."""
+    if settings.parallel is None or peers is None:
+        yield exchange.Opened()
         return
-    check(families)
-    with exchange.opened(Path(settings.meet_in, "exchange"), rank, device, settings.rank_timeout_s) as opened:
+    check(settings.parallel, families)
+    with exchange.opened(settings.parallel, peers, Path(settings.meet_in, "exchange"), device) as opened:
         yield opened
 
 
@@ -174,9 +226,15 @@ class Others:
         self.ended: Callable[[str], None] = lambda reason: None
         self._leaving = False
 
-    def start(self, command: list[str], rank: int) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-        threading.Thread(target=self._watch, args=(process, rank), name=f"rank {rank}", daemon=True).start()
+    def start(self, follower: Follower, settings: WorkerSettings, rank: int) -> "subprocess.Popen[bytes]":
+        read, write = os.pipe()
+        command = follower(replace(settings, pulse=write), rank)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, pass_fds=[write])
+        os.close(write)
+        watch = threading.Thread(
+            target=self._watch, args=(process, rank, read, settings.heartbeat_s), name=f"rank {rank}", daemon=True
+        )
+        watch.start()
         return process
 
     def end(self, process: "subprocess.Popen[bytes]", grace_s: float = 2.0) -> None:
@@ -187,14 +245,18 @@ class Others:
             process.kill()
             process.wait()
 
-    def _watch(self, process: "subprocess.Popen[bytes]", rank: int) -> None:
-        code = process.wait()
+    def _watch(self, process: "subprocess.Popen[bytes]", rank: int, read: int, heartbeat_s: float) -> None:
+        silent = pulse.watch(read, heartbeat_s)
+        os.close(read)
+        how = silent or f"ended with {process.wait()}"
         if not self._leaving:
-            self.ended(f"rank {rank} ended with {code}")
+            self.ended(f"rank {rank} {how}")
 
 
 @contextmanager
-def _followers(settings: WorkerSettings, others: Others, follower: Follower) -> Iterator[Followers]:
+def _followers(
+    settings: WorkerSettings, others: Others, follower: Follower, peers: Peers | None
+) -> Iterator[Followers]:
     """Start the other ranks and the sockets to them; all of them are gone afterwards."""
     if settings.ranks == 1:
         yield Followers([], settings.rank_timeout_s)
@@ -209,5 +271,5 @@ def _followers(settings: WorkerSettings, others: Others, follower: Follower) -> 
             socket.bind(address)
             sockets.append(socket)
             of_rank = replace(settings, connect=address, parent=os.getpid())
-            stack.callback(others.end, others.start(follower(of_rank, rank), rank))
-        yield Followers(sockets, settings.rank_timeout_s)
+            stack.callback(others.end, others.start(follower, of_rank, rank))
+        yield Followers(sockets, settings.rank_timeout_s, peers)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from cards import codec, invariant
+from cards import codec, invariant, memory
 from cards.forward import Forward, Outputs
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ class Sharing:
         try:
             return [*self._shared(forwards)]
         except Exception as error:  # noqa: BLE001 - whose it is shows when each is alone
-            out_of_memory = _is_out_of_memory(error)
+            out_of_memory = memory.ran_out(error)
         if not out_of_memory:
             return [_alone(forward) for forward in forwards]
         free()
         half = len(forwards) // 2
         return [*self._together(forwards[:half]), *self._together(forwards[half:])]
 
-    def _shared(self, forwards: Sequence[Forward]) -> list[Outputs]:
+    def _shared(self, forwards: Sequence[Forward]) -> Sequence[Evaluated]:
         first = forwards[0]
         known = self._known.setdefault(first.module, {})
         kind = (_kind(first), len(forwards))
@@ -67,7 +67,7 @@ class Sharing:
             known[kind] = self.measure(forwards, made)
             return made
         names = known[kind]
-        return [forward() for forward in forwards] if names is None else call(forwards, names)
+        return [_alone(forward) for forward in forwards] if names is None else call(forwards, names)
 
     def measure(self, forwards: Sequence[Forward], made: Sequence[Outputs]) -> tuple[str, ...] | None:
         """The modules that must go part by part for one call to make what was made, or None if it would not."""
@@ -103,7 +103,7 @@ def patiently(forward: Forward) -> Outputs:
     try:
         return forward()
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not memory.ran_out(error):
             raise
     free()
     pieces = [piece() for piece in forward.parts()]
@@ -207,9 +207,3 @@ def _same(one: Outputs, other: Outputs) -> bool:
     return all(
         invariant.same(tensor, other[name]) and tensor.stride() == other[name].stride() for name, tensor in one.items()
     )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    import torch
-
-    return isinstance(error, MemoryError | torch.OutOfMemoryError)

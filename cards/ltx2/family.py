@@ -9,6 +9,7 @@ from cards.ltx2.card import RECIPES, UPSAMPLER, most_side, text_to_video, text_t
 from cards.ltx2.loops import loops
 from cards.ltx2.sizes import sizes
 from cards.model import Model
+from cards.parallel import branches_only
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
 from cards.sizes import LoopSizes
@@ -38,8 +39,8 @@ class Ltx2(OneCheckpoint):
             return ()
         return no_guidance(request, "the distilled recipe has no use for one; it is ignored")
 
-    def unshared(self) -> str:
-        return "the distilled recipe has one branch" if self._recipe == "distilled" else ""
+    def unshared(self, axis: str, degree: int) -> str:
+        return branches_only(axis, "the distilled recipe has one branch" if self._recipe == "distilled" else "")
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, request)

@@ -81,7 +81,7 @@ def loops(card: ModelCard, version: Version) -> dict[str, Loop]:
     name = card.name
     made: tuple[Loop, ...] = (
         # the text encoder's own layers, 385 MB of them, are not kept
-        Simple(name, "ltx2.encode_text/1", ("text", "audio_text", "mask"), prompts),
+        Simple(name, "ltx2.encode_text/1", ("text", "audio_text", "mask"), prompts, feature=True),
         Denoise(name, "ltx2.guided/1", version),
         Denoise(name, "ltx2.base/1", version, shrink=UPSAMPLED),
         Simple(name, "ltx2.upsample/1", ("latent", "audio"), partial(grid, shrink=UPSAMPLED)),

@@ -7,6 +7,7 @@ from pathlib import Path
 from cards import codec
 from cards.family import Components, Notice, StepBody
 from cards.lazy import Lazy
+from cards.parallel import branches_only
 from cards.request import ResolvedRequest
 from cards.shapes.card import CARD
 from cards.shapes.loops import LOOPS
@@ -32,8 +33,8 @@ class Shapes:
             if (unknown := tokenize(text)[1])
         )
 
-    def unshared(self) -> str:
-        return ""
+    def unshared(self, axis: str, degree: int) -> str:
+        return branches_only(axis)
 
     def load(self, device: str) -> Components:
         from cards.shapes import model

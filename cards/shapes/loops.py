@@ -12,6 +12,7 @@ _MIB = 1 << 20
 
 class EncodeText(Counted):
     semantics = "shapes.encode_text/1"
+    feature = True
     peak_bytes = 4 * _MIB
 
     def scalars(self, context: LoopContext) -> dict[str, Scalar]:

@@ -175,3 +175,8 @@ def most_side(checkpoint: Checkpoint) -> int:
     space, _ = scale_of(checkpoint.parts["vae"].config())
     transformer = checkpoint.parts["transformer"].config()
     return int(transformer.get("rope_max_seq_len", 1024)) * space * int(transformer.get("patch_size", (1, 2, 2))[1])
+
+
+def heads(checkpoint: Checkpoint) -> int:
+    """Of the transformer's attention; of two experts, both have as many."""
+    return int(checkpoint.parts["transformer"].config().get("num_attention_heads", 40))

@@ -94,7 +94,7 @@ class DenoiseDmd(Counted):
 
 
 def loops(card: ModelCard) -> tuple[Loop, ...]:
-    return Simple(card.name, ENCODE_PROMPT, ("text",), prompt), DenoiseDmd(card.name)
+    return Simple(card.name, ENCODE_PROMPT, ("text",), prompt, feature=True), DenoiseDmd(card.name)
 
 
 def notices(request: ResolvedRequest) -> tuple[Notice, ...]:

@@ -1,7 +1,7 @@
 """The Wan family: a card, loops, modules and step bodies for one checkpoint directory."""
 
 from collections.abc import Mapping
-from functools import partial
+from typing import Any
 
 from cards import canvas, solvers
 from cards.checkpoint import Checkpoint
@@ -11,17 +11,21 @@ from cards.family import Components, Family, Notice, StepBody, Tensors
 from cards.invariant import row_by_row
 from cards.model import Model
 from cards.modules import Modules
+from cards.parallel import CFG, ULYSSES, heads_apart
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
 from cards.sizes import LoopSizes
 from cards.tokens import TokenLimit
+from cards.ulysses import Ranks
 from cards.wan import dmd
-from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS, most_side, video
+from cards.wan.card import BY_ROW, FROM_IMAGE, LOW_NOISE, POLICIES, TEXT_TOKENS, heads, most_side, video
 from cards.wan.loops import loops
 from cards.wan.sizes import sizes
 from cards.wan_causal.family import WanCausal
 
 LOOPS = ("bidirectional", "causal")
+
+TRANSFORMERS = ("transformer", LOW_NOISE)
 
 
 class Wan(OneCheckpoint):
@@ -75,15 +79,30 @@ class Wan(OneCheckpoint):
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, self._solver, request)
 
-    def unshared(self) -> str:
+    def unshared(self, axis: str, degree: int) -> str:
+        if axis == ULYSSES:
+            return heads_apart(heads(self._checkpoint), degree)
+        if axis != CFG:
+            return ""
         if self._distilled:
             return "a student has one branch"
         return "cfg=batched evaluates all branches in one forward" if self._batched else ""
 
     def load(self, device: str) -> Components:
-        by_row = partial(row_by_row, names=BY_ROW)
-        finish = {"transformer": by_row, LOW_NOISE: by_row} if self._batched else {}
-        return Modules(self._checkpoint, self._precision, device, finish)
+        return Modules(self._checkpoint, self._precision, device, dict.fromkeys(TRANSFORMERS, self._finish))
+
+    def load_dealt(self, device: str, ranks: Ranks) -> Components:
+        from cards.wan.dealt import deal
+
+        def finish(transformer: Any) -> None:
+            self._finish(transformer)
+            deal(transformer, ranks)
+
+        return Modules(self._checkpoint, self._precision, device, dict.fromkeys(TRANSFORMERS, finish))
+
+    def _finish(self, transformer: Any) -> None:
+        if self._batched:
+            row_by_row(transformer, BY_ROW)
 
     def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
         from cards.wan import dmd_reference, reference

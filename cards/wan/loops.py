@@ -112,10 +112,10 @@ def _size(context: LoopContext) -> dict[str, Scalar]:
 def loops(card: ModelCard, solver: str, policy: str = "cfg") -> dict[str, Loop]:
     assert card.output.canvas
     made: tuple[Loop, ...] = (
-        Simple(card.name, "wan.encode_text/1", ("text", "negative"), prompts),
+        Simple(card.name, "wan.encode_text/1", ("text", "negative"), prompts, feature=True),
         *(
             # the picture as a latent clip that begins with it; with CLIP also what an image encoder sees in it
-            Simple(card.name, card.loops[node.loop].semantics, node.outputs, _size)
+            Simple(card.name, card.loops[node.loop].semantics, node.outputs, _size, feature=True)
             for node in card.program.nodes
             if node.loop == "encode_image"
         ),

@@ -83,7 +83,7 @@ def denoise(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     scalars = {**plan.scalars, "guidance": scale}
     policy = GUIDANCE[str(scalars["policy"])]
     texts = {branch: reads[branch] for branch in policy.branches(plan.scalars)}  # whether at all, the request says
-    loras = _loras(plan, reads) if expert == "transformer" else None
+    loras = _loras(components, plan, reads) if expert == "transformer" else None
     forward = partial(_forward, transformer, t_B=t_B, seen_BLD=reads.get("image_tokens"), loras=loras)
     if policy.together and _tokens(transformer, latent_BCFHW) >= LEAST_TOKENS:
         latents = latent_BCFHW.repeat(len(texts), 1, 1, 1, 1)
@@ -111,7 +111,7 @@ def denoise_dmd(components: Components, plan: WorkPlan, reads: Reads) -> Asking:
     latent = _latent(components, plan, reads)
     t_B = _timestep(plan, plan.step).expand(1)
     latent_BCFHW = latent.to(weight_of(transformer).dtype)
-    forward = _forward(transformer, latent_BCFHW, t_B, reads["text"], loras=_loras(plan, reads))
+    forward = _forward(transformer, latent_BCFHW, t_B, reads["text"], loras=_loras(components, plan, reads))
     velocity = single((yield {"text": forward}))["text"]
     data = (latent.double() - _level(plan, plan.step).double() * velocity.double()).float()
     following = plan.step + 1
@@ -198,9 +198,9 @@ def _tokens(transformer: Any, latent_BCFHW: Tensor) -> int:
     return latent_BCFHW[0, 0].numel() // patch
 
 
-def _loras(plan: WorkPlan, reads: Reads) -> lora.Stack | None:
+def _loras(components: Components, plan: WorkPlan, reads: Reads) -> lora.Stack | None:
     """They are of the first transformer, as diffusers loads them."""
-    return lora.stack(plan, reads, WanPipeline.lora_state_dict)
+    return lora.stack(components, "transformer", plan, reads, WanPipeline.lora_state_dict)
 
 
 def _forward(

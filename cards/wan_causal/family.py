@@ -7,6 +7,7 @@ from cards.checkpoint import Checkpoint
 from cards.errors import InvalidCard
 from cards.family import Notice, Tensors, no_guidance
 from cards.model import Model
+from cards.parallel import PATCHES, branches_only
 from cards.request import ResolvedRequest
 from cards.single import OneCheckpoint
 from cards.sizes import LoopSizes
@@ -49,6 +50,11 @@ class WanCausal(OneCheckpoint):
 
     def sizes(self, request: ResolvedRequest) -> Mapping[str, LoopSizes]:
         return sizes(self.card, self._checkpoint, self._precision, request)
+
+    def unshared(self, axis: str, degree: int) -> str:
+        if axis == PATCHES:
+            return "what its chunks attend to is of their own step: keys and values of the step before are others"
+        return branches_only(axis, "it runs without guidance, and has one branch")
 
     def reference(self, request: ResolvedRequest, given: Tensors) -> Tensors:
         from cards.wan_causal import reference

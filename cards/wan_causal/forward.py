@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
-from diffusers.models.attention_dispatch import dispatch_attention_fn
 from torch import Tensor
 
-Rotary: TypeAlias = tuple[Tensor, Tensor]
+from cards.wan.attention import Rotary, attended, projected, put_out
+
 KeysValues: TypeAlias = tuple[Tensor, Tensor]
 
 
@@ -45,22 +45,18 @@ def _block(
 ) -> tuple[Tensor, KeysValues]:
     shift, scale, gate, shift_ff, scale_ff, gate_ff = (block.scale_shift_table + modulation.float()).chunk(6, dim=1)
     normed = (block.norm1(hidden.float()) * (1 + scale) + shift).type_as(hidden)
-    attended, keys_values = _attend(block.attn1, normed, rotary, past)
-    hidden = (hidden.float() + attended * gate).type_as(hidden)
+    output, keys_values = _attend(block.attn1, normed, rotary, past)
+    hidden = (hidden.float() + output * gate).type_as(hidden)
     hidden = hidden + block.attn2(block.norm2(hidden.float()).type_as(hidden), text, None, None)
     normed = (block.norm3(hidden.float()) * (1 + scale_ff) + shift_ff).type_as(hidden)
     return (hidden.float() + block.ffn(normed).float() * gate_ff).type_as(hidden), keys_values
 
 
 def _attend(attention: Any, hidden: Tensor, rotary: Rotary, past: Sequence[Tensor]) -> tuple[Tensor, KeysValues]:
-    heads = (attention.heads, -1)
-    query = _rotated(attention.norm_q(attention.to_q(hidden)).unflatten(2, heads), rotary)
-    key = _rotated(attention.norm_k(attention.to_k(hidden)).unflatten(2, heads), rotary)
-    value = attention.to_v(hidden).unflatten(2, heads)
+    query, key, value = projected(attention, hidden, rotary)
     keys = torch.cat([*(one[0] for one in past), key], dim=1) if past else key
     values = torch.cat([*(one[1] for one in past), value], dim=1) if past else value
-    attended = dispatch_attention_fn(query, keys, values, backend=attention.processor._attention_backend)
-    return attention.to_out[1](attention.to_out[0](attended.flatten(2, 3).type_as(query))), (key, value)
+    return put_out(attention, attended(attention, query, keys, values)), (key, value)
 
 
 def _rotary(transformer: Any, latent: Tensor, start: int) -> Rotary:
@@ -70,15 +66,6 @@ def _rotary(transformer: Any, latent: Tensor, start: int) -> Rotary:
     cosines, sines = transformer.rope(whole)
     first = cosines.shape[1] // (start + frames) * start
     return cosines[:, first:], sines[:, first:]
-
-
-def _rotated(heads: Tensor, rotary: Rotary) -> Tensor:
-    even, odd = heads.unflatten(-1, (-1, 2)).unbind(-1)
-    cosine, sine = rotary[0][..., 0::2], rotary[1][..., 1::2]
-    rotated = torch.empty_like(heads)
-    rotated[..., 0::2] = even * cosine - odd * sine
-    rotated[..., 1::2] = even * sine + odd * cosine
-    return rotated
 
 
 def _velocity(transformer: Any, hidden: Tensor, embedded: Tensor, shape: torch.Size) -> Tensor:

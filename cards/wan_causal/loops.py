@@ -82,7 +82,7 @@ class Rollout(Counted):
             case "context":
                 reads = state.inputs | self._seen(kept, at.chunk) | _named(kept, (f"latent/{at.chunk}",))
                 derives = (f"kv/{at.chunk}",)
-                return replace(plan, reads=reads, derives=derives, writes=derives)
+                return replace(plan, reads=reads, derives=derives, writes=derives, slabs=derives)
             case _:
                 reads = state.inputs | self._seen(kept, at.chunk) | _named(kept, ("x",))
                 return replace(plan, reads=reads, writes=("x",) if at.index + 1 < DENOISE else (f"latent/{at.chunk}",))
@@ -130,7 +130,7 @@ def _named(tensors: dict[str, TensorRef], names: Iterable[str]) -> dict[str, Ten
 
 def loops(card: ModelCard, window: int, sink: int) -> dict[str, Loop]:
     made: tuple[Loop, ...] = (
-        Simple(card.name, "wan_causal.encode_text/1", ("text",), prompt),
+        Simple(card.name, "wan_causal.encode_text/1", ("text",), prompt, feature=True),
         Rollout(card.name, window, sink),
         Simple(card.name, "wan.render/1", scalars=fps),
     )

@@ -124,6 +124,9 @@ FAIR = Ruled(name="fair", rule=_least_served)
 DEADLINE = Ruled(name="deadline", rule=_first_due)
 """The job that is due first. By least slack two jobs of a kind would take turns, and both be done when the later is."""
 
+DEFAULT = DEADLINE.name
+"""By measurement: docs/scheduling.md."""
+
 POLICIES: Mapping[str, Policy] = {
     policy.name: policy for policy in (FIFO, RUN_TO_COMPLETION, ROUND_ROBIN, BATCH_FIRST, FAIR, DEADLINE)
 }

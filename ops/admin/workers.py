@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from ops.admin.parser import command, reason
@@ -10,8 +11,13 @@ from ops.errors import NoEngine, OpsError
 from ops.live import Engines, live_engines, reached
 from ops.remote import Remote
 from ops.settings import Settings
-from ops.tables import show, show_one
+from ops.tables import show, show_one, size
 from store.open import open_journal
+
+RESTS = {
+    "sleep": "have a worker unload components, all that are not named otherwise; a step that needs one loads it again",
+    "wake": "have a worker load components now, as far as it has room",
+}
 
 
 def add(workers: Any) -> None:
@@ -21,6 +27,11 @@ def add(workers: Any) -> None:
     fence = command(workers, "fence", _fence, "give a worker up at once: what it still says decides nothing")
     fence.add_argument("worker")
     fence.add_argument("--reason", type=reason, default="", metavar="TEXT", help="for the log")
+    for verb, text in RESTS.items():
+        rest = command(workers, verb, partial(_rest, verb), text)
+        rest.add_argument("worker")
+        rest.add_argument("--component", action="append", default=[], metavar="NAME", help="of these only")
+        rest.add_argument("--model", action="append", default=[], metavar="NAME", help="of these models only")
 
 
 async def _list(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -30,7 +41,23 @@ async def _list(arguments: argparse.Namespace, settings: Settings) -> int:
             for name, remote in engines.all().items()
             for worker in await remote.workers()
         ]
-    show(rows, as_json=arguments.json)
+    show(rows if arguments.json else [_in_short(row) for row in rows], as_json=arguments.json)
+    return 0
+
+
+def _in_short(worker: dict[str, Any]) -> dict[str, Any]:
+    """With what its weights take and its caches keep in one number each. An engine of before says neither."""
+    weights, resident = worker.pop("weights", {}), worker.get("resident", [])
+    loaded = sum(weights[name]["nbytes"] for name in resident)
+    kept = sum(use["nbytes"] for name, use in worker.pop("caches", {}).items() if name != "weights")
+    return worker | {"resident": ", ".join(resident), "weights": size(loaded), "kept": size(kept)}
+
+
+async def _rest(verb: str, arguments: argparse.Namespace, settings: Settings) -> int:
+    async with _engines(settings) as engines:
+        remote = await _engine_of(engines, arguments.worker)
+        told = await remote.dismiss(arguments.worker, verb, components=arguments.component, models=arguments.model)
+        show_one(told, as_json=arguments.json)
     return 0
 
 

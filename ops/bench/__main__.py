@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import batch, blobs, folds, livez, loop, overhead, recovery, steps, transfers
+from ops.bench import batch, blobs, compile, folds, livez, loop, overhead, ranks, recovery, steps, transfers
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -21,6 +21,8 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "folds": folds.run,
     "loop": loop.run,
     "batch": batch.run,
+    "ranks": ranks.run,
+    "compile": compile.run,
     "transfers": transfers.run,
 }
 

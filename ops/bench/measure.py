@@ -49,13 +49,22 @@ def _cpuinfo() -> list[str]:
 
 
 @asynccontextmanager
-async def engine(data: Path, *families: str, workers: int = 1, store: str | None = None) -> AsyncIterator[Serving]:
+async def engine(
+    data: Path,
+    *families: str,
+    workers: int = 1,
+    store: str | None = None,
+    ranks: int = 1,
+    parallel: str | None = None,
+) -> AsyncIterator[Serving]:
     """An engine in this process with its workers in theirs, ready."""
     settings = Settings(
         data=data,
         store=store,
         port=0,
         workers=workers,
+        ranks=ranks,
+        parallel=parallel,
         threads=1,
         families=families,
         log_level="error",

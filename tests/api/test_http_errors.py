@@ -11,6 +11,7 @@ from cards.errors import (
     BadCheckpoint,
     BadExtension,
     BadLora,
+    BadPlan,
     CardError,
     InvalidCard,
     NoFamily,
@@ -18,6 +19,7 @@ from cards.errors import (
     NotFinite,
     NothingToShare,
     Unmeasured,
+    WeightsChanged,
 )
 from engine.errors import EngineError
 from tests.api.serving import app_of, without_sockets
@@ -26,6 +28,7 @@ from tests.sim import Running
 NEVER_IN_HTTP = {
     BadCheckpoint,
     BadLora,
+    BadPlan,
     InvalidCard,
     NoFamily,
     NoReference,
@@ -33,6 +36,7 @@ NEVER_IN_HTTP = {
     NotFinite,
     NothingToShare,
     Unmeasured,
+    WeightsChanged,
 }
 # a registry with one does not load, nor does a worker; a step that makes a NaN is its job's failure
 

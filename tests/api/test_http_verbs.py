@@ -5,6 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
+from cards.shapes.family import FAMILY
+from tests import toy
 from tests.api.serving import app_of, without_sockets
 from tests.sim import Running, World
 
@@ -186,7 +188,58 @@ async def test_workers_are_listed_with_what_is_with_them(running: Running, http:
         "draining": False,
         "serves": [],
         "fetched": {"tensors": 0, "nbytes": 0, "seconds": 0.0, "failed": 0},
+        "resident": [],
+        "weights": {},
+        "caches": {},
     }
+
+
+async def test_a_worker_says_what_is_loaded_and_sleeps_and_wakes_by_component() -> None:
+    async with World(families=(toy.FAMILY, FAMILY)).engine() as running, without_sockets(app_of(running)) as http:
+        await running.until(lambda: bool(running.engine.fleet.seats))
+        [name] = [worker.name for worker in running.workers]
+        path = f"/v1/workers/{name}"
+
+        async def resident() -> list[str]:
+            [worker] = (await http.get("/v1/workers")).json()["data"]
+            return sorted(worker["resident"])
+
+        woken = await http.post(f"{path}/wake", json={"components": ["vae", "text_encoder"], "models": ["shapes"]})
+        assert (woken.status_code, woken.json()) == (
+            202,
+            {"id": name, "outcome": "waking", "components": ["shapes/text_encoder", "shapes/vae"]},
+        )
+        await running.until(
+            lambda: (
+                running.engine.fleet.seats[name].beat is not None
+                and running.engine.fleet.seats[name].beat.resident != ()
+            )
+        )
+        assert await resident() == ["shapes/text_encoder", "shapes/vae"]
+        assert 'keyframe_cache_entries{cache="weights"} 2.0' in (await http.get("/metrics")).text
+
+        asleep = await http.post(f"{path}/sleep", json={"components": ["vae"]})
+        assert asleep.json() == {"id": name, "outcome": "falling_asleep", "components": ["shapes/vae"]}
+        await running.until(lambda: len(running.engine.fleet.seats[name].beat.resident) == 1)
+        assert await resident() == ["shapes/text_encoder"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"components": ["lungs"]}, "this worker has no 'lungs'; there are: counter"),
+        ({"models": ["wan"]}, "this worker has no 'wan'; there are: toy"),
+    ],
+)
+async def test_what_a_worker_does_not_have_cannot_sleep(asked: dict[str, list[str]], said: str) -> None:
+    async with World().engine() as running, without_sockets(app_of(running)) as http:
+        await running.until(lambda: bool(running.engine.fleet.seats))
+
+        answer = await http.post(f"/v1/workers/{running.workers[0].name}/sleep", json=asked)
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (422, "no_such_component", next(iter(asked)))
+        assert error["message"] == said
 
 
 async def test_a_drained_worker_hands_its_jobs_over_and_leaves() -> None:
@@ -331,4 +384,4 @@ async def test_the_document_says_which_bodies_may_be_left_out(http_idle: httpx.A
         "pin",
         "unpin",
     }
-    assert {name for name, needed in required.items() if not needed} == {*REASONED, "fence", "gc"}
+    assert {name for name, needed in required.items() if not needed} == {*REASONED, "fence", "gc", "sleep", "wake"}

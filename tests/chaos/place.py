@@ -36,6 +36,12 @@ class Place(Struct, kw_only=True):
     def some(self, chance: random.Random) -> Host:
         return chance.choice(self.hosts)
 
+    @property
+    def remote_has_joined(self) -> bool:
+        """Whether the first host's engine has heard of the worker at the end of the wire."""
+        log = self.hosts[0].log()
+        return any(f"-{pid}-" in line for line in log.splitlines() if " joined " in line for pid in self.remote.pids)
+
     def problems(self) -> list[str]:
         """What the processes themselves had to complain of."""
         kept = [*self.hosts, self.remote]

@@ -98,7 +98,7 @@ def _client() -> httpx.AsyncClient:
 
 async def _up(place: Place) -> None:
     with anyio.fail_after(UP_S):
-        while not all(host.up for host in place.hosts):
+        while not (all(host.up for host in place.hosts) and place.remote_has_joined):
             await anyio.sleep(0.05)
 
 

@@ -6,6 +6,7 @@ It knows where a message ends in ZMTP 3 (RFC 23), so that what is lost is whole 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum, auto
+from typing import TypeAlias
 
 import anyio
 from anyio.abc import SocketStream
@@ -16,6 +17,9 @@ from cards.wire import Heartbeat
 
 GREETING = 64
 MORE, LONG, COMMAND = 1, 2, 4
+
+Frames: TypeAlias = list[tuple[bytes, bytes]]
+"""A message: each of its frames, with what stands before it on the wire."""
 
 BROKEN = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
@@ -74,28 +78,39 @@ class Wire:
     async def _carry(self, source: SocketStream, sink: SocketStream, line: anyio.CancelScope) -> None:
         stream = BufferedByteReceiveStream(source)
         try:
-            await sink.send(await stream.receive_exactly(GREETING))
+            await _greet(stream, sink)
             while True:
                 frames = await _message(stream)
                 while self._trouble is Trouble.STALLED:
                     await self._over.wait()
                 if not self._loses(frames):
-                    await sink.send(b"".join(head + body for head, body in frames))
+                    await sink.send(b"".join(head + body for head, body in self.carried(frames, source)))
         except BROKEN:
             line.cancel()
 
-    def _loses(self, frames: list[tuple[bytes, bytes]]) -> bool:
-        head, body = frames[0]
-        if head[0] & COMMAND:
+    def carried(self, frames: Frames, source: SocketStream) -> Frames:
+        """What comes out at the other end of a message that is not lost."""
+        return frames
+
+    def _loses(self, frames: Frames) -> bool:
+        if frames[0][0][0] & COMMAND:
             return False
         if self._trouble is Trouble.NO_HEARTBEATS:
-            return _is_heartbeat(body)
+            return is_heartbeat(frames)
         return self._trouble is Trouble.NOTHING_ARRIVES
 
 
-async def _message(stream: BufferedByteReceiveStream) -> list[tuple[bytes, bytes]]:
-    """Its frames, each with what stands before it on the wire."""
-    frames: list[tuple[bytes, bytes]] = []
+async def _greet(source: BufferedByteReceiveStream, sink: SocketStream) -> None:
+    """In the pieces in which it comes: each end waits for a part of the other's."""
+    left = GREETING
+    while left:
+        piece = await source.receive(left)
+        await sink.send(piece)
+        left -= len(piece)
+
+
+async def _message(stream: BufferedByteReceiveStream) -> Frames:
+    frames: Frames = []
     while not frames or frames[-1][0][0] & MORE:
         flags = await stream.receive_exactly(1)
         size = await stream.receive_exactly(8 if flags[0] & LONG else 1)
@@ -103,8 +118,8 @@ async def _message(stream: BufferedByteReceiveStream) -> list[tuple[bytes, bytes
     return frames
 
 
-def _is_heartbeat(body: bytes) -> bool:
+def is_heartbeat(frames: Frames) -> bool:
     try:
-        return isinstance(wire.decode_worker_message(body), Heartbeat)
+        return isinstance(wire.decode_worker_message(frames[0][1]), Heartbeat)
     except wire.msgspec.DecodeError:
         return False  # it is on its way to a worker

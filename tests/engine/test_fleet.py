@@ -58,10 +58,10 @@ def test_units_of_a_batch_take_one_credit_and_all_of_their_bytes() -> None:
 def test_what_runs_are_all_units_of_the_batch_that_was_sent_first() -> None:
     one = seat("a", reserved(1), reserved(1), reserved(2))
 
-    assert one.running == [unit(0), unit(1)]
+    assert one.running == (unit(0), unit(1))
     del one.outstanding[unit(0)]
-    assert one.running == [unit(1)]
-    assert seat("b").running == []
+    assert one.running == (unit(1),)
+    assert seat("b").running == ()
 
 
 def test_short_steps_queue_at_a_worker_and_long_ones_do_not() -> None:
@@ -83,7 +83,7 @@ def test_a_job_whose_tensors_are_coming_is_in_nobodys_way_and_takes_what_it_take
     one.outstanding = {unit(1, "j"): coming, unit(2, "j"): reserved(2, 10, seconds=9.0)}
     alone = room(one)
     assert (alone.outstanding, alone.coming, alone.queued_s, alone.credits, alone.free_bytes) == (0, True, 0.0, 6, 80)
-    assert one.running == [unit(2, "j")]
+    assert one.running == (unit(2, "j"),)
 
     one.outstanding |= {unit(3, "k"): reserved(3, 10, seconds=1.0)}
     assert (room(one).outstanding, room(one).queued_s) == (1, 1.0)
@@ -93,8 +93,8 @@ def test_a_job_whose_tensors_are_coming_is_in_nobodys_way_and_takes_what_it_take
 
 def test_a_death_is_blamed_on_what_was_not_waiting_for_tensors() -> None:
     one = seat("a", replace(reserved(1), fetches=True), reserved(2), credits=8)
-    assert one.running == [unit(1)]
-    assert seat("a", replace(reserved(1), fetches=True)).running == [unit(0)]
+    assert one.running == (unit(1),)
+    assert seat("a", replace(reserved(1), fetches=True)).running == (unit(0),)
 
 
 def test_a_worker_of_a_role_serves_that_and_what_is_nobodys() -> None:

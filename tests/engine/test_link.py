@@ -56,6 +56,8 @@ async def test_messages_carry_their_frames_both_ways() -> None:
         [wire.encode(Shutdown())],
         [wire.encode({"type": "heartbeat", "worker": 7})],
         [wire.encode({"type": "made up"})],
+        [wire.encode(BEAT)[:-1]],
+        [bytes([wire.encode(BEAT)[0] ^ 1]) + wire.encode(BEAT)[1:]],
         [b"", wire.encode(BEAT)],
         [b"\x91" * 100_000],
     ],

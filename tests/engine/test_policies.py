@@ -5,7 +5,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from engine.scheduling.shares import Shares
 
 MODEL = ModelIdentity("m", "c", "w")
 FOREVER_S = 1e9
+LAW = settings(deadline=None, max_examples=60)
 EVERY = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
@@ -102,6 +103,7 @@ LOADS = st.lists(
 
 
 @EVERY
+@LAW
 @given(loads=LOADS)
 def test_the_device_rests_only_when_there_is_nothing_to_do(policy: Policy, loads: list[Load]) -> None:
     ran = run(policy, loads)
@@ -113,6 +115,7 @@ def test_the_device_rests_only_when_there_is_nothing_to_do(policy: Policy, loads
 
 
 @EVERY
+@LAW
 @given(loads=LOADS, priority=st.integers(1, 100))
 def test_of_two_steps_that_are_new_the_one_of_higher_priority_goes_first(
     policy: Policy, loads: list[Load], priority: int
@@ -123,6 +126,7 @@ def test_of_two_steps_that_are_new_the_one_of_higher_priority_goes_first(
     assert policy.key(high, 50.0, Shares()) < policy.key(low, 50.0, Shares())
 
 
+@LAW
 @given(loads=LOADS)
 def test_fifo_ends_jobs_in_the_order_in_which_they_came(loads: list[Load]) -> None:
     came = sorted(range(len(loads)), key=lambda number: (loads[number].at, number))
@@ -132,6 +136,7 @@ def test_fifo_ends_jobs_in_the_order_in_which_they_came(loads: list[Load]) -> No
     assert [job for job, _ in itertools.groupby(step.job for step in ran)] == came
 
 
+@LAW
 @given(loads=LOADS)
 def test_each_pool_does_one_job_at_a_time(loads: list[Load]) -> None:
     loads = [replace(load, step_s=load.step_s * (10.0 if load.shape else 1.0)) for load in loads]
@@ -154,6 +159,7 @@ def test_two_pools_share_a_device_evenly() -> None:
     assert had == pytest.approx(ran[-1].ended / 2, abs=3.0)
 
 
+@LAW
 @given(steps=st.lists(st.integers(1, 10), min_size=2, max_size=6))
 def test_round_robin_is_never_more_than_a_step_ahead_with_one_job(steps: list[int]) -> None:
     ran = run(POLICIES["round_robin"], [Load(steps=count) for count in steps])
@@ -165,6 +171,7 @@ def test_round_robin_is_never_more_than_a_step_ahead_with_one_job(steps: list[in
         assert not behind or done[step.job] - min(behind) <= 1
 
 
+@LAW
 @given(data=st.data())
 def test_tenants_with_enough_to_do_have_the_same(data: st.DataObject) -> None:
     """However many jobs each has, and however long its steps are: within two of the longest steps."""
@@ -185,6 +192,7 @@ def test_tenants_with_enough_to_do_have_the_same(data: st.DataObject) -> None:
     assert max(had.values()) - min(had.values()) <= 2 * max(load.step_s for load in loads)
 
 
+@LAW
 @given(
     st.lists(
         st.builds(
@@ -244,6 +252,7 @@ def test_the_largest_group_goes_first_until_another_step_has_been_passed_over_fo
 
 
 @EVERY
+@LAW
 @given(step_s=st.sampled_from([0.3, 1.0, 5.0]), steps=st.integers(1, 4))
 def test_under_no_policy_does_a_job_starve_behind_a_flood_of_what_is_more_urgent(
     policy: Policy, step_s: float, steps: int

@@ -243,6 +243,22 @@ async def test_workers_are_listed_drained_and_fenced(settings: Settings) -> None
         assert (await running.ended(await submit(running))).state is State.COMPLETED
 
 
+async def test_a_worker_sleeps_and_wakes_by_component(settings: Settings) -> None:
+    async with engine(settings) as running:
+        await running.until(lambda: bool(running.engine.fleet.seats))
+        [worker] = [one.name for one in running.workers]
+
+        asleep = await admin(settings, "workers", "sleep", worker, "--component", "counter", "--json")
+        awake = await admin(settings, "workers", "wake", worker, "--model", "toy", "--json")
+        unknown = await admin(settings, "workers", "sleep", worker, "--component", "lungs")
+        listed = await admin(settings, "workers", "list")
+
+        assert (asleep.json["outcome"], asleep.json["components"]) == ("falling_asleep", ["toy/counter"])
+        assert (awake.json["outcome"], awake.json["components"]) == ("waking", ["toy/counter"])
+        assert "this worker has no 'lungs'; there are: counter" in unknown.err
+        assert listed.out.split("\n")[0].split()[-3:] == ["resident", "weights", "kept"]
+
+
 async def test_without_an_engine_there_are_no_workers(settings: Settings) -> None:
     async with open_journal(settings.store_url):
         pass

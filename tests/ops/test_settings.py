@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cards.parallel import ParallelPlan
 from ops.errors import BadSettings
 from ops.settings import Settings, read
 
@@ -114,6 +115,25 @@ def test_blobs_lie_in_the_data_folder_unless_they_are_elsewhere(tmp_path: Path) 
 def test_a_mistyped_variable_is_named() -> None:
     with pytest.raises(BadSettings, match="KEYFRAME_WROKERS"):
         read({}, {"KEYFRAME_WROKERS": "2"})
+
+
+def test_what_ranks_share_is_said_by_axis() -> None:
+    settings = read({"ranks": 4}, {"KEYFRAME_PARALLEL": "cfg=2,ulysses=2"})
+
+    assert settings.plan == ParallelPlan({"cfg": 2, "ulysses": 2})
+    assert read({}, {}).plan is None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "says"),
+    [
+        ("cfg", "parallel: cfg=2 is for 2 ranks and there are 4; set ranks to 2"),
+        ("tensor=4", "parallel: 'tensor' is no axis"),
+    ],
+)
+def test_ranks_that_cannot_share_so_are_named(parallel: str, says: str) -> None:
+    with pytest.raises(BadSettings, match=says):
+        read({"ranks": 4, "parallel": parallel}, {})
 
 
 def test_a_policy_is_one_that_there_is() -> None:

@@ -23,6 +23,7 @@ from ops.bench.processes import environment
 from ops.models import read_models
 from ops.settings import Settings
 from workers import process
+from workers.caches import Caches
 from workers.execute import Answer, Executor, Loaded, load_models
 from workers.resident import BlobStore
 
@@ -80,6 +81,7 @@ def fork(address: str, told: Path) -> int:
         *,
         stores: bool = True,
         device: str = "cpu",
+        caches: Caches | None = None,
     ) -> Executor:
         return OneStep(models, blobs, told)
 

@@ -199,23 +199,23 @@ async def test_a_student_takes_them() -> None:
     assert made.last("denoise") != (await run(student, REQUEST | {"guidance": 1.0})).last("denoise")
 
 
-def test_only_so_many_adapters_stay_with_a_model() -> None:
+def test_without_a_keeper_no_adapter_stays_with_a_model() -> None:
     transformer = tiny.wan_transformer().eval().requires_grad_(False)
     call = {"hidden_states": torch.ones(1, 16, 1, 4, 6), "timestep": torch.tensor([5])}
     call |= {"encoder_hidden_states": torch.ones(1, 8, 32)}
     with torch.inference_mode():
         base = transformer(**call).sample
-        for seed in range(lora.MOST + 3):
+        for seed in range(2):
             one = lora.file("", safetensors.torch.save(tensors(ATTENTION[:1], 2, seed=seed)))
             plan = WorkPlan(instance="", loop="", kind="", step=0, reads={"lora/0": one.ref}, scalars={"lora/0": 1.0})
-            stack = lora.stack(plan, {"lora/0": content(one)}, WanPipeline.lora_state_dict)
+            read, convert = {"lora/0": content(one)}, WanPipeline.lora_state_dict
+            stack = lora.stack({"transformer": transformer}, "transformer", plan, read, convert)
             assert stack is not None
             with stack.on(transformer):
                 assert not torch.equal(transformer(**call).sample, base)
             assert torch.equal(transformer(**call).sample, base)
 
-    assert len(transformer.peft_config) == lora.MOST + 1
-    assert [*transformer.peft_config][-1] == one.ref.digest
+    assert not getattr(transformer, "peft_config", {})
 
 
 def content(given: Given) -> Tensor:

@@ -32,7 +32,7 @@ from tests.carrying import carry
 from tests.simulation.link import Router, Wire
 from tests.simulation.trace import Trace
 from workers.execute import Executor, load_models
-from workers.inbox import Command, Inbox, units_of
+from workers.inbox import Command, Inbox
 from workers.resident import BlobStore
 from workers.transfer import PATIENCE_S, Lender
 from workers.transfer_fetcher import Fetcher
@@ -184,7 +184,7 @@ class SimWorker:
     # -- the thread of transfers ----------------------------------------------------------------------------------
 
     def _put(self, command: Command) -> None:
-        coming = [unit for unit in units_of(command) if unit.fetch is not None]
+        coming = [unit for unit in command.units if unit.fetch is not None]
         self._inbox.put(command, coming=[unit.id for unit in coming])
         for unit in coming:
             assert self._tasks is not None

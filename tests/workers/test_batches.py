@@ -206,6 +206,23 @@ class Counting(nn.Module):
         return x_BLD * (1 + len(x_BLD))
 
 
+class Scaled(Counting):
+    """One that is also told something else, and by name."""
+
+    def forward(self, x_BLD: Tensor, add: float = 0.0, *, scale: float = 1.0) -> Tensor:
+        return super().forward(x_BLD) * scale + add
+
+
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = Scaled()
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        made: Tensor = self.scaled(x_BLD, 1.0, scale=0.5)
+        return made
+
+
 class Around(Module):
     def __init__(self, leaf: nn.Module | None, over: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -216,8 +233,11 @@ class Around(Module):
         return self.over(super().forward(self.leaf(x_BLD)))
 
 
-def test_a_module_that_minds_its_rows_goes_part_by_part_and_the_others_do_not(caplog: pytest.LogCaptureFixture) -> None:
-    model = Around(Counting(), lambda x: x)
+@pytest.mark.parametrize("leaf", [Counting, Telling])
+def test_a_module_that_minds_its_rows_goes_part_by_part_and_the_others_do_not(
+    leaf: type[nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Around(leaf(), lambda x: x)
     members = units(*map(tokens, range(3)))
     expected = alone(model, members)
 
@@ -226,7 +246,7 @@ def test_a_module_that_minds_its_rows_goes_part_by_part_and_the_others_do_not(ca
     assert made(together(runs, members)) == made(expected)
     assert model.calls == [3]
     assert not caplog.messages
-    assert "forward" not in vars(model.leaf), "nothing stays on a module"
+    assert all("forward" not in vars(module) for module in model.modules()), "nothing stays on a module"
 
 
 def test_what_minds_its_rows_in_no_module_of_its_own_does_not_share(caplog: pytest.LogCaptureFixture) -> None:
@@ -256,6 +276,24 @@ def test_rows_keep_the_layout_that_they_have_alone(strides: tuple[int, int]) -> 
 
     assert [one[OUTPUT].tolist() for one in made] == [row.tolist() for row in rows]
     assert seen == [strides if 0 not in strides else (WIDTH, 1)]
+
+
+def test_the_ranks_that_share_branches_do_so_for_one_step_after_the_other(model: Module) -> None:
+    asked: list[list[str]] = []
+
+    def branches(forwards: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+        asked.append([*forwards])
+        return {branch: forward() for branch, forward in forwards.items()}
+
+    members = [unit(f"job-{n}", tokens(n), scalars={"guided": True}) for n in range(2)]
+    expected = alone(model, members)
+    runs = Executor({"toy": Loaded({"model": model, "branches": branches}, {"step": asking})}, CountingBlobs())
+
+    results = together(runs, members)
+
+    assert made(results) == made(expected)
+    assert asked == [["text", "negative"]] * 2
+    assert {one.batch for one in results} == {1}
 
 
 # -- failures ---------------------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 import torch
 
 from cards.family import Made
-from cards.wire import Released, StepResult, UnitId, WorkerMessage
+from cards.wire import Heartbeat, Released, StepResult, UnitId, WorkerMessage
+from engine.link import listen
 from store.blobs import digest_of
-from tests.workers.units import CountingBlobs, executor, unit
+from tests.workers.test_worker_link import begun, hear, worker
+from tests.workers.units import CountingBlobs, digests, executor, sent, unit
 from workers.errors import BlobsUnavailable
 from workers.execute import Answer
 from workers.keeper import Keeper
@@ -123,3 +125,22 @@ def test_a_store_that_refuses_makes_the_step_fail_and_not_the_next() -> None:
     assert first.error is not None
     assert first.error.kind == "store_trouble"
     assert second == answer(2).result
+
+
+async def test_a_unit_that_is_begun_while_an_answer_is_being_stored_is_named_to_the_engine() -> None:
+    """If the worker now dies, it died of this one and not of the oldest that is not answered."""
+    blobs = SlowBlobs()
+    large, frames = sent(x=LARGE)
+    async with listen() as engine, worker(engine.address, heartbeat_s=3600, blobs=blobs) as there:
+        there.steps.gate.set()
+        await hear(engine, Heartbeat)  # the one that comes with the hello
+        units = [unit(large, job=job, inline=digests(large)) for job in ("first", "second")]
+        for one in units:
+            await engine.send("w", one, frames)
+            await begun(there.steps)
+
+        beat = (await hear(engine, Heartbeat)).message
+        assert isinstance(beat, Heartbeat)
+        assert (beat.running, blobs.puts) == ((units[1].id,), [])
+        blobs.gate.set()
+        assert [(await hear(engine, StepResult)).message.id for _ in units] == [one.id for one in units]  # type: ignore[union-attr]

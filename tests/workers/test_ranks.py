@@ -1,19 +1,24 @@
 """The ranks of one pool, over real sockets: they agree, or the pool ends and says who did not."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import zmq
 from msgspec.structs import replace
 
+from cards import wire
 from cards.family import Made
 from cards.wire import Batch, Introduce, Release, Shutdown, StepError
 from tests.workers.units import CountingBlobs, executor, sent, unit
-from workers.errors import RanksDiverged, RankSilent, RanksUnlike
+from workers.errors import ExchangeBroken, RanksDiverged, RankSilent, RanksUnlike
 from workers.execute import Answer, Executor
+from workers.peers import Peers, joined
 from workers.ranks import Followers, follow, summary
 from workers.resident import Held
 
@@ -33,8 +38,16 @@ UNIT = unit(REFS, inline=(REFS["x"].digest,))
 
 
 @contextmanager
-def pool(others: Sequence[Executor], *, silent: int = 0, timeout_s: float = PATIENCE_S) -> Iterator[Followers]:
+def pool(
+    others: Sequence[Executor],
+    *,
+    silent: int = 0,
+    timeout_s: float = PATIENCE_S,
+    peers: Sequence[Peers | None] = (),
+    heard: Callable[[Any], Any] = lambda socket: socket,
+) -> Iterator[Followers]:
     """Rank 0's side of ranks that run `others`, and of `silent` more that never say a word."""
+    mine, *theirs_to_others = peers or [None] * (len(others) + 1)
     with zmq.Context() as context:
         sockets, threads = [], []
         for rank in range(len(others) + silent):
@@ -43,9 +56,10 @@ def pool(others: Sequence[Executor], *, silent: int = 0, timeout_s: float = PATI
             theirs.connect(f"inproc://{rank}")
             sockets += [ours, theirs]
             if rank < len(others):
-                threads.append(threading.Thread(target=follow, args=(theirs, others[rank])))
+                of_rank = (heard(theirs), others[rank], "", theirs_to_others[rank])
+                threads.append(threading.Thread(target=follow, args=of_rank))
                 threads[-1].start()
-        followers = Followers(sockets[::2], timeout_s)
+        followers = Followers(sockets[::2], timeout_s, mine)
         try:
             yield followers
         finally:
@@ -134,7 +148,7 @@ def test_a_rank_that_does_not_load_is_named() -> None:
     ):
         followers.ready()
 
-    assert caught.value.rank == 2
+    assert caught.value.ranks == [2]
 
 
 def test_a_rank_that_computes_with_something_else_is_named() -> None:
@@ -151,7 +165,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
         with pytest.raises(RankSilent) as caught:
             followers.agree(executor(double).run(UNIT, FRAMES))
 
-    assert caught.value.rank == 1
+    assert caught.value.ranks == [1]
 
 
 @pytest.mark.parametrize("command", [Release("j", 1), Introduce()])
@@ -195,3 +209,69 @@ def test_any_other_thing_made_is_seen(change: dict[str, object]) -> None:
     answer = executor(double).run(UNIT, FRAMES)
 
     assert summary(Answer(replace(answer.result, **change))) != summary(answer)
+
+
+def fails(reads: Mapping[str, torch.Tensor]) -> Made:
+    raise ValueError("it does not load here")
+
+
+def test_a_rank_that_fails_where_the_others_do_not_is_named_with_its_error() -> None:
+    with pool([executor(double), executor(fails)]) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        with pytest.raises(
+            RanksDiverged, match="rank 2 failed with ValueError: it does not load here where rank 0 made"
+        ):
+            followers.agree(executor(double).run(UNIT, FRAMES))
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_waits_for_another_to_share_a_step_hears_at_once_that_it_has_failed(
+    tmp_path: Path, failing: int
+) -> None:
+    def waits(peers: Peers) -> Any:
+        return lambda reads: Made({"y": torch.tensor([len(peers.round((0, 1), b""))])})
+
+    with joined(tmp_path, 0, 2, PATIENCE_S) as mine, joined(tmp_path, 1, 2, PATIENCE_S) as theirs:
+        bodies = [waits(mine), waits(theirs)]
+        bodies[failing] = fails
+        with pool([executor(bodies[1])], peers=(mine, theirs)) as followers:
+            followers.ready()
+            followers.broadcast(UNIT, FRAMES)
+            with pytest.raises(ExchangeBroken, match="ValueError: it does not load here") as caught:
+                followers.agree(executor(bodies[0]).run(UNIT, FRAMES))
+
+    assert caught.value.ranks == [1]
+
+
+class Hearing:
+    """What a rank hears, but for a release, which comes after the next command, or never."""
+
+    def __init__(self, socket: Any, *, at_all: bool) -> None:
+        self.send = socket.send
+        self._socket = socket
+        self._at_all = at_all
+        self._late: list[list[bytes]] = []
+
+    def recv_multipart(self) -> list[bytes]:
+        if self._late:
+            return self._late.pop()
+        parts: list[bytes] = self._socket.recv_multipart()
+        if not isinstance(wire.decode_engine_message(parts[0]), Release):
+            return parts
+        following: list[bytes] = self._socket.recv_multipart()
+        self._late = [parts] if self._at_all else []
+        return following
+
+
+@pytest.mark.parametrize("at_all", [False, True], ids=["never", "later"])
+def test_a_rank_that_hears_of_an_abort_elsewhere_in_the_order_is_named_though_it_made_the_same(at_all: bool) -> None:
+    first, another = executor(double), replace(UNIT, id=replace(UNIT.id, job="another"))
+    with pool([executor(double)], heard=partial(Hearing, at_all=at_all)) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        followers.agree(first.run(UNIT, FRAMES))
+        followers.broadcast(Release("j", 1))
+        followers.broadcast(another, FRAMES)
+        with pytest.raises(RanksDiverged, match=r"rank 1 was told other commands, or in another order, .* rank 0 was"):
+            followers.agree(first.run(another, FRAMES))

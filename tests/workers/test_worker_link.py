@@ -32,7 +32,7 @@ from cards.wire import (
     WorkUnit,
 )
 from engine.link import Arrived, ZmqLink, listen
-from tests.workers.units import executor, sent, unit
+from tests.workers.units import CountingBlobs, executor, sent, unit
 from workers.execute import Executor
 from workers.link import Command, Identity, Inbox, Link
 from workers.ranks import Followers
@@ -82,10 +82,12 @@ class Worker(Struct):
 
 
 @asynccontextmanager
-async def worker(address: str, *, heartbeat_s: float = 0.02) -> AsyncIterator[Worker]:
+async def worker(
+    address: str, *, heartbeat_s: float = 0.02, blobs: CountingBlobs | None = None
+) -> AsyncIterator[Worker]:
     """A link in a thread of its own, for as long as it is entered."""
     steps = Steps()
-    runs = executor(steps)
+    runs = executor(steps, blobs)
     link = Link(address, ME, runs, Followers([], 0.0), heartbeat_s=heartbeat_s)
     there = Worker(link, steps, runs, anyio.Event())
 
@@ -165,7 +167,7 @@ async def test_heartbeats_pass_while_a_step_runs() -> None:
         beats = [(await engine.receive()).message for _ in range(5)]
 
     assert all(isinstance(beat, Heartbeat) for beat in beats)
-    assert beats[-1] == Heartbeat(0, 1, REFS["x"].nbytes, sent=0, received=1)
+    assert beats[-1] == Heartbeat(0, 1, REFS["x"].nbytes, sent=0, received=1, running=(asked("j").id,))
 
 
 async def test_a_heartbeat_counts_what_was_said_since_the_worker_introduced_itself() -> None:

@@ -10,6 +10,9 @@ from engine.scheduling.ready import Group
 from engine.scheduling.scheduler import Limits
 from ops.bench.falsifier.kinds import KINDS, Part
 
+SLO_TIMES, SLO_S = 2.0, 1.0
+"""In time is what is there within so many times what it takes alone, and so many seconds."""
+
 Curve = Mapping[int, float]
 """Steps that run together, and their throughput in times of that of steps run one by one."""
 
@@ -46,6 +49,7 @@ class World(Struct, frozen=True, kw_only=True):
     films: bool = True
     """Whether any are asked for."""
     batch_s: float = Limits().batch_s
+    within: tuple[float, float] = (SLO_TIMES, SLO_S)
     eager: bool = False
     """Whether the device is sent a second placement as soon as there is one, whatever it is."""
 

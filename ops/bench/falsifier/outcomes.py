@@ -5,11 +5,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from ops.bench.falsifier.costs import SLO_S, SLO_TIMES
 from ops.bench.falsifier.kinds import SESSION_KINDS
 from ops.bench.falsifier.simulation import Job
-
-SLO_TIMES, SLO_S = 2.0, 1.0
-"""In time is what is there within so many times what it takes alone, and so many seconds."""
 
 LATE_AT_MOST = 0.05
 """A number of sessions is within the objective if no more of their requests than these are late: p95."""
@@ -48,14 +46,14 @@ class Outcome(Struct, frozen=True, kw_only=True):
     film_most: float
 
 
-def outcome(jobs: Sequence[Job], busy: float) -> Outcome:
+def outcome(jobs: Sequence[Job], busy: float, within: tuple[float, float] = (SLO_TIMES, SLO_S)) -> Outcome:
     """Of jobs that have all ended."""
     asked = [job for job in jobs if job.patience_s is not None and job.patience_s >= job.alone_s]
     films = [_stretch(job) for job in jobs if job.kind == "film"]
     served_s = sum(job.served_s for job in jobs)
     return Outcome(
         requests=len(asked),
-        late=_share(map(is_late, asked)),
+        late=_share(is_late(job, within) for job in asked),
         given_up=_share(job.given_up for job in asked),
         kinds={kind: _times([job for job in asked if job.kind == kind]) for kind in SESSION_KINDS},
         busy=round(busy, DIGITS),
@@ -66,8 +64,9 @@ def outcome(jobs: Sequence[Job], busy: float) -> Outcome:
     )
 
 
-def is_late(job: Job) -> bool:
-    return job.given_up or _lasted_s(job) > SLO_TIMES * job.alone_s + SLO_S
+def is_late(job: Job, within: tuple[float, float] = (SLO_TIMES, SLO_S)) -> bool:
+    times, seconds = within
+    return job.given_up or _lasted_s(job) > times * job.alone_s + seconds
 
 
 def jain(values: Sequence[float]) -> float:

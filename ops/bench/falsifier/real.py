@@ -19,7 +19,8 @@ from cards.request import GenerationRequest
 from engine.client import Client
 from engine.events import JobCompleted, StepCompleted
 from engine.scheduling import policy
-from ops.bench.falsifier.outcomes import SLO_S, Outcome, outcome
+from ops.bench.falsifier.costs import SLO_S
+from ops.bench.falsifier.outcomes import Outcome, outcome
 from ops.bench.falsifier.simulation import Job
 from ops.bench.falsifier.trace import Arrival, Session, Trace, read
 from ops.bench.measure import machine

@@ -132,7 +132,7 @@ def _capacity(contender: str, world: str, seed: int) -> Run | Capacity:
 
 def _outcome(contender: str, world: str, seed: int, sessions: int) -> Outcome:
     run = Simulation(_trace(seed), sessions, CONTENDERS[contender], WORLDS[world]).run()
-    return outcome(run.jobs, run.busy_s / run.lasts_s)
+    return outcome(run.jobs, run.busy_s / run.lasts_s, WORLDS[world].within)
 
 
 @cache

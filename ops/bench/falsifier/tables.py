@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median
 
+from ops.bench.falsifier.costs import SLO_S, SLO_TIMES
 from ops.bench.falsifier.kinds import KINDS, SESSION_KINDS
-from ops.bench.falsifier.outcomes import SLO_S, SLO_TIMES, Outcome
+from ops.bench.falsifier.outcomes import Outcome
 from ops.bench.falsifier.real import Measured
 from ops.bench.falsifier.sweep import Results
 from ops.bench.falsifier.trace import SEED

@@ -15,7 +15,11 @@ WORLDS: Mapping[str, World] = {
     "predictions off by two": World(
         predicted={"picture": 2.0, "thumbnail": 0.5, "draft": 0.5, "clip": 2.0, "sound": 2.0, "film": 0.5}
     ),
+    "films predicted at half": World(predicted={"film": 0.5}),
+    "films predicted at double": World(predicted={"film": 2.0}),
     "films of a lower priority": World(priorities={"film": -1}),
     "no films": World(films=False),
+    "within 1.5 times and 1 s": World(within=(1.5, 1.0)),
+    "within 3 times and 2 s": World(within=(3.0, 2.0)),
     "a second placement at any time": World(eager=True),
 }

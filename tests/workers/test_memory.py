@@ -1,0 +1,189 @@
+"""Memory that runs out in a step: one more try with what others can spare, and then its job fails and no other."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import psutil
+import pytest
+import safetensors.torch
+import torch
+from msgspec.structs import replace
+
+from cards import codec
+from cards.branches import COMPONENT, in_order
+from cards.errors import NotFinite
+from cards.family import Made
+from tests.workers.units import CountingBlobs, digests, executor, sent, unit
+from workers.execute import Executor, Loaded, step_error
+from workers.resident import Held, Resident
+
+X = torch.arange(6.0).reshape(2, 3)
+TOO_MUCH = 1 << 50
+
+
+class Wants:
+    """A body for which there is no memory the first few times."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.runs = 0
+
+    def __call__(self, reads: Mapping[str, torch.Tensor]) -> Made:
+        self.runs += 1
+        if self.left:
+            self.left -= 1
+            torch.empty(TOO_MUCH)
+        return Made({"y": reads["x"] + 1} if reads else {})
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        lambda: torch.empty(TOO_MUCH),
+        lambda: torch.zeros(2).expand(TOO_MUCH, 2).contiguous(),
+        lambda: np.empty(TOO_MUCH),
+        lambda: bytearray(TOO_MUCH),
+    ],
+)
+def test_whoever_is_refused_memory_the_kind_is_the_same(wish: Callable[[], object]) -> None:
+    def body(reads: Mapping[str, torch.Tensor]) -> Made:
+        wish()
+        return Made()
+
+    error = executor(body).run(unit(), []).result.error
+
+    assert error is not None
+    assert error.kind == "oom"
+
+
+@pytest.mark.parametrize("message", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"])
+def test_a_library_on_a_gpu_that_finds_no_memory_says_so_in_words(message: str) -> None:
+    assert step_error(RuntimeError(message)).kind == "oom"
+    assert step_error(ValueError(message)).kind == "error"
+    assert step_error(NotFinite("loop", 1, "out of memory", nan=1, inf=0, of=1)).kind == "nan"
+
+
+def test_no_memory_for_what_a_step_reads_is_no_damage_of_it() -> None:
+    data = safetensors.torch.save({codec.KEY: torch.zeros(2)}, metadata={"strides": f"[{TOO_MUCH}]"})
+    refs, _ = sent(x=X)
+    refs = {"x": replace(refs["x"], digest=codec.digest(data))}
+
+    error = executor(lambda reads: Made()).run(unit(refs, inline=digests(refs)), [data]).result.error
+
+    assert error is not None
+    assert error.kind == "oom"
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        codec.decode(data)
+
+
+def test_a_step_has_one_more_try() -> None:
+    body = Wants(1)
+    refs, frames = sent(x=X)
+
+    answer = executor(body).run(unit(refs, inline=digests(refs)), frames)
+
+    assert answer.result.error is None
+    assert torch.equal(codec.decode(answer.frames[0]), X + 1)
+    assert body.runs == 2
+
+
+def test_a_step_has_no_third_try_and_the_one_after_it_is_unharmed() -> None:
+    body = Wants(2)
+    runs = executor(body)
+    refs, frames = sent(x=X)
+    asked = unit(refs, inline=digests(refs))
+
+    error = runs.run(asked, frames).result.error
+    following = runs.run(replace(asked, id=replace(asked.id, job="other")), frames)
+
+    assert error is not None
+    assert error.kind == "oom"
+    assert body.runs == 3
+    assert torch.equal(codec.decode(following.frames[0]), X + 1)
+
+
+def test_a_step_that_ranks_share_has_no_try_of_its_own() -> None:
+    body = Wants(1)
+    loaded = Loaded({COMPONENT: in_order}, {"step": lambda components, plan, reads: body(reads)})
+
+    error = Executor({"toy": loaded}, CountingBlobs()).run(unit(), []).result.error
+
+    assert error is not None
+    assert body.runs == 1
+
+
+def test_what_others_hold_is_theirs_after_room_was_made() -> None:
+    resident = Resident(CountingBlobs())
+    refs, [data] = sent(x=X.t())
+    for job in ("mine", "other"):
+        resident.admit(job, digests(refs), {refs["x"].digest: data})
+
+    resident.make_room("mine")
+
+    assert resident.held() == Held(2, 2 * X.nbytes)
+    assert torch.equal(resident.get("other", refs["x"]), X.t())
+    assert resident.get("other", refs["x"]).stride() == X.t().stride()
+
+
+def test_what_lies_in_host_memory_comes_to_the_device_when_it_is_read() -> None:
+    resident = Resident(CountingBlobs(), "meta")
+    refs, _ = sent(x=X.t(), file=torch.zeros(3, dtype=torch.uint8))
+    resident.put("j", refs["x"], X.t())
+    resident.put("j", refs["file"], torch.zeros(3, dtype=torch.uint8))
+
+    read = resident.get("j", refs["x"])
+
+    assert (str(read.device), read.stride()) == ("meta", X.t().stride())
+    assert resident.get("j", refs["x"]) is read
+    assert str(resident.get("j", refs["file"]).device) == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_room_is_made_on_a_gpu_and_the_bits_come_back() -> None:
+    device = "cuda:0"
+    resident = Resident(CountingBlobs(), device)
+    refs, [data] = sent(x=torch.rand(256, 512).t())
+    resident.admit("other", digests(refs), {refs["x"].digest: data})
+    before = torch.cuda.memory_allocated()
+
+    resident.make_room("mine")
+
+    assert before - torch.cuda.memory_allocated() >= refs["x"].nbytes
+    assert codec.encode(resident.get("other", refs["x"]))[0] == refs["x"]
+
+
+BIG = 2 << 20
+
+
+def test_nothing_is_left_of_jobs_that_fail() -> None:
+    """In a process of its own: what others have freed in this one would hide it."""
+    code = "from tests.workers import test_memory; test_memory.fail_and_fail()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    after_20, after_200 = map(int, done.stdout.split())
+
+    assert after_200 - after_20 < 20 * BIG
+
+
+def fail_and_fail() -> None:
+    runs = executor(hold_and_fail)
+    for count in (20, 180):
+        for number in range(count):
+            fail(runs, f"job-{count}-{number}")
+        assert runs.resident.held() == Held(0, 0)
+        sys.stdout.write(f"{psutil.Process().memory_info().rss} ")
+
+
+def fail(runs: Executor, job: str) -> None:
+    made = runs.execute(unit(job=job), []).result.tensors
+    following = unit(made, keep=digests(made), job=job)
+    assert runs.execute(replace(following, id=replace(following.id, version=2)), []).result.error is not None
+    runs.resident.release(job)
+
+
+def hold_and_fail(reads: Mapping[str, torch.Tensor]) -> Made:
+    x = torch.full((BIG,), 7, dtype=torch.uint8)
+    if reads:
+        raise ValueError(f"{x.nbytes} bytes are not enough")
+    return Made({"x": x})
