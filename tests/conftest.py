@@ -1,5 +1,6 @@
 """What all tests may ask for."""
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +12,16 @@ from tests.s3 import s3_server
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def logs_go_where_they_went() -> Iterator[None]:
+    """A command that is run in this process has logs go to its own streams, which are gone after its test."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ from workers.errors import (
 from workers.naming import Named, Naming
 from workers.residency import Residency
 from workers.resident import BlobStore, Resident
-from workers.sharing import Sharing, free, patiently
+from workers.sharing import Sharing, free, in_pieces
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,7 @@ class Member:
         self.unit = unit
         self.reads: dict[str, TensorRef] = {}
         self.tensors: dict[str, torch.Tensor] = {}
-        self.made: Made | Exception | None = None
+        self.made: Made | StepError | None = None
 
     @contextmanager
     def failing(self) -> Iterator[None]:
@@ -141,7 +141,7 @@ class Member:
         except (ExchangeBroken, WeightsChanged, NotCompiled):
             raise
         except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
-            self.made = error
+            self.made = step_error(error)
 
 
 class Executor:
@@ -167,6 +167,7 @@ class Executor:
         components = {name: model.components for name, model in models.items()}
         self.residency = Residency(components, self._origin, self.caches)
         self._reused = False
+        self._in_pieces = False
 
     def compile(self, tier: Tier) -> None:
         """From the next component on that is loaded."""
@@ -185,7 +186,7 @@ class Executor:
                 self._blobs.put_named(answer.blobs)
         except Exception as error:  # noqa: BLE001 - as in a step: it is the answer
             made = answer.result
-            return Answer(_failed(made.id, error, made.batch, made.batch_seconds))
+            return Answer(_failed(made.id, step_error(error), made.batch, made.batch_seconds))
         return Answer(answer.result, answer.frames)
 
     def execute(self, unit: WorkUnit, frames: list[bytes]) -> Answer:
@@ -217,7 +218,7 @@ class Executor:
         return plan.together and plan.instance in self._models and not self._is_shared(plan) and self.tier is None
 
     def _patiently(self, units: Sequence[Arrived]) -> list[Answer]:
-        """A step that runs out of memory has one more try, alone, with what all others can spare.
+        """A step that runs out of memory has one more try, alone and in pieces, with what all others can spare.
 
         One that ranks share has not: a rank that began again would exchange with others that are further on.
         """
@@ -230,7 +231,9 @@ class Executor:
     def _again(self, unit: WorkUnit, frames: Sequence[bytes]) -> Answer:
         self.resident.make_room(unit.id.job)
         free()
+        self._in_pieces = True
         [answer] = self._execute([(unit, frames)])
+        self._in_pieces = False
         return answer
 
     def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
@@ -265,14 +268,14 @@ class Executor:
         with self._computing():
             steps = (self._body(one.unit.id.job, one.unit.plan, one.tensors) for one in those)
             for one, made in zip(those, side_by_side.run(steps, self.sharing.evaluate), strict=True):
-                one.made = made
+                one.made = made if isinstance(made, Made) else step_error(made)
 
     def _named(self, one: Member, batch: int, took: float) -> Answer:
         """The answer. What the step derives is made of what it made, once that has its names."""
         with one.failing():
             if isinstance(one.made, Made):
                 return self._answer(one.unit.id, one.made, *self._names(one, one.made), batch, took)
-        assert isinstance(one.made, Exception)
+        assert isinstance(one.made, StepError)
         return Answer(_failed(one.unit.id, one.made, batch, took))
 
     def _names(self, one: Member, made: Made) -> tuple[Mapping[str, Named], Naming]:
@@ -314,8 +317,9 @@ class Executor:
     def _computed(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
 
         def answered(forwards: Mapping[str, Forward]) -> dict[str, Outputs]:
+            how = in_pieces if self._in_pieces else Forward.__call__
             components = self._models[plan.instance].beside
-            return evaluate(components, {branch: partial(patiently, forward) for branch, forward in forwards.items()})
+            return evaluate(components, {branch: partial(how, forward) for branch, forward in forwards.items()})
 
         with self._computing():
             return driven(self._body(job, plan, tensors), answered)
@@ -441,8 +445,8 @@ class Executor:
         return Answer(result, tuple(inline.values()), large if self._stores else {})
 
 
-def _failed(unit: UnitId, error: Exception, batch: int, took: float) -> StepResult:
-    return StepResult(id=unit, error=step_error(error), seconds=took / batch, batch=batch, batch_seconds=took)
+def _failed(unit: UnitId, error: StepError, batch: int, took: float) -> StepResult:
+    return StepResult(id=unit, error=error, seconds=took / batch, batch=batch, batch_seconds=took)
 
 
 def _ran_out(answer: Answer) -> bool:

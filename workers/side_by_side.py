@@ -41,4 +41,4 @@ class _Run:
         except StopIteration as end:
             self.made = end.value
         except Exception as error:  # noqa: BLE001 - a step is others' code: what it raises is its own
-            self.made = error
+            self.made = error.with_traceback(None)  # which would hold all that the step holds

@@ -34,6 +34,6 @@ def holds(ready: Ready, partners: int, now: float, *, most: int, most_s: float, 
 
 def _joins(ready: Ready, room: Room, at_once: int | None) -> bool:
     if ready.home == room.worker:
-        return room.fits(ready)
+        return room.serves(ready) and room.fits(ready)
     movable = ready.home is None and not ready.bound
     return movable and not room.is_crowded(ready, at_once) and room.serves(ready) and room.fits(ready)

@@ -52,6 +52,8 @@ class Looking:
         self.beyond: set[str] = set()
         self._cards = cards
 
+    looks_inside = True
+
     def before_step(self, seen: Seen) -> None:
         pass
 

@@ -34,7 +34,7 @@ async def begin(running: Running, jobs: Iterable[str]) -> SimWorker:
 async def test_jobs_of_all_cards_that_take_turns_make_the_bits_of_those_alone(unbroken: dict[str, Digests]) -> None:
     async with world().engine() as running:
         others = [await alone(running, model, **ANOTHER) for model in REQUESTS]
-    async with world().engine(workers=0) as running:
+    async with world().engine(workers=0, policy="round_robin") as running:
         jobs = [await submit(running, model, **changes) for changes in ({}, ANOTHER) for model in REQUESTS]
         await begin(running, jobs)
         together = [(await ended(running, job)).steps for job in jobs]
@@ -110,7 +110,7 @@ async def test_jobs_disturb_each_other_through_a_cache_on_a_module(model: str) -
     async with there.engine() as running:
         by_themselves = await alone_with_caches(running)
         assert await alone_with_caches(running) == by_themselves
-    async with there.engine(workers=0) as running:
+    async with there.engine(workers=0, policy="round_robin") as running:
         jobs = [await submit(running, model, **changes) for changes in requests]
         with caches(await begin(running, jobs)):
             together = [(await ended(running, job)).steps for job in jobs]
@@ -147,8 +147,8 @@ async def test_every_card_moved_to_a_store_of_the_other_kind_and_back_makes_the_
     async with (
         open_journal(f"sqlite:///{tmp_path}/store.db") as sqlite,
         open_journal(new_database()) as postgres,
-        world(sqlite).engine(workers=0) as here,
-        world(postgres).engine(workers=0) as there,
+        world(sqlite).engine(workers=0, policy="round_robin") as here,
+        world(postgres).engine(workers=0, policy="round_robin") as there,
     ):
         jobs = {model: await submit(here, model) for model in REQUESTS}
         done = dict.fromkeys(jobs, 0)
@@ -169,10 +169,10 @@ async def test_every_card_moved_to_a_store_of_the_other_kind_and_back_makes_the_
 
 async def test_every_card_that_goes_on_under_other_numerics_says_that_it_is_inexact() -> None:
     both = world()
-    async with both.engine(workers=0) as running:
+    async with both.engine(workers=0, policy="round_robin") as running:
         jobs = {model: await submit(running, model) for model in REQUESTS}
         await hold(running, jobs, units=2 * len(jobs))
-    async with both.engine(workers=0) as running:
+    async with both.engine(workers=0, policy="round_robin") as running:
         running.add_worker(fingerprint="another machine")
         for model, job in jobs.items():
             made = await ended(running, job)

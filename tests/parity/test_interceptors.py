@@ -143,7 +143,7 @@ async def test_replaying_the_log_makes_its_bytes(name: str) -> None:
 
 async def interleaved(one: Family, requests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """What the jobs leave that share one worker, whose steps take turns."""
-    async with World(families=(one,)).engine() as running:
+    async with World(families=(one,)).engine(policy="round_robin") as running:
         jobs = [(await running.client.submit(GenerationRequest(model="tiny", **asked))).id for asked in requests]
         made = [latents((await ended(running, job)).steps) for job in jobs]
         order = [unit.id.job for unit in running.workers[0].ran if unit.plan.loop == "denoise"]

@@ -65,7 +65,7 @@ async def test_jobs_that_take_turns_make_the_bits_of_those_alone() -> None:
     requests = [REQUEST | {"seed": seed, "steps": 4 + seed, "guidance": 1.0 + 2 * seed} for seed in range(3)]
     alone = [(await run(one, request)).steps for request in requests for one in (wan, other)]
 
-    async with World(families=(wan, other)).engine() as running:
+    async with World(families=(wan, other)).engine(policy="round_robin") as running:
         jobs = [
             await running.client.submit(GenerationRequest(model=one.card.name, **request))
             for request in requests

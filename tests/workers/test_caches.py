@@ -387,7 +387,7 @@ class Histories(RuleBasedStateMachine):
 
 def said(result: StepResult) -> StepResult:
     """But for its seconds, and where it came from."""
-    return replace(result, seconds=0.0, reused=False)
+    return replace(result, seconds=0.0, batch_seconds=0.0, reused=False)
 
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)

@@ -106,7 +106,7 @@ def test_a_step_has_no_third_try_and_the_one_after_it_is_unharmed() -> None:
 
 def test_a_step_that_ranks_share_has_no_try_of_its_own() -> None:
     body = Wants(1)
-    loaded = Loaded({COMPONENT: in_order}, {"step": lambda components, plan, reads: body(reads)})
+    loaded = Loaded({}, {"step": lambda components, plan, reads: body(reads)}, {COMPONENT: in_order})
 
     error = Executor({"toy": loaded}, CountingBlobs()).run(unit(), []).result.error
 

@@ -56,7 +56,7 @@ def _wan(model: str, frames: int, *, steps: int, tflop: float, held_gb: float, e
         parts=(
             Part(node="encode", tflop=encode, held_gb=0.05),
             Part(node="denoise", steps=steps, tflop=tflop, held_gb=held_gb),
-            Part(node="decode", steps=latent_frames, tflop=13.55, held_gb=9.46, decodes=True, shows=True),
+            Part(node="decode", steps=latent_frames, tflop=13.55, held_gb=7.52, decodes=True, shows=True),
         ),
     )
 
