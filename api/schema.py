@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 from cards.card import InputSpec, OutputSpec, Range
 from cards.lora import Lora
 from cards.request import GenerationRequest
-from cards.wire import CacheUse, Weights
+from cards.wire import CacheUse, Fetched, Weights
 from engine.events import JobEvent
 
 Status = Literal["queued", "running", "paused", "quarantined", "completed", "failed", "cancelled", "moved"]
@@ -395,6 +395,10 @@ class Worker(Struct, frozen=True, kw_only=True):
     """What it takes to have each of its components: bytes, and seconds when it was last loaded."""
     caches: dict[str, CacheUse]
     """What it keeps between jobs, by class."""
+    serves: tuple[str, ...] = ()
+    """Roles; all if there are none."""
+    fetched: Fetched = Fetched()
+    """What it has had of other workers' tensors."""
 
 
 class WorkerList(Struct, frozen=True, kw_only=True):

@@ -74,9 +74,14 @@ def refer(tensor: "torch.Tensor") -> tuple[TensorRef, Parts]:
     """The same with the blob not joined: its data are the tensor's own memory where that is dense and the host's."""
     tensor = tensor.detach().cpu()
     dtype, shape, strides = _layout(tensor)
-    data = flat(tensor).numpy().data
-    header = _header(dtype, shape, strides, data.nbytes)
+    header, data = parts(tensor)
     return TensorRef(digest(header, data), dtype, shape, strides, data.nbytes), (header, data)
+
+
+def parts(tensor: "torch.Tensor") -> Parts:
+    """A tensor's blob, without looking at its bytes."""
+    tensor = tensor.detach().cpu()
+    return header_of(tensor), flat(tensor).numpy().data
 
 
 def encode_array(array: "NDArray[Any]") -> tuple[TensorRef, bytes]:

@@ -118,11 +118,20 @@ def is_promised(ref: TensorRef) -> bool:
     return ref.digest.startswith(_PROMISE)
 
 
+class Fetch(Struct, frozen=True):
+    """Tensors of a job that another worker holds, and keeps until it is told to release the job."""
+
+    address: str
+    """Where that worker gives them away (`Hello.transfers`)."""
+    digests: tuple[str, ...]
+
+
 class WorkUnit(Struct, frozen=True, tag="work_unit"):
     """Run this step. The bytes of the blobs named in `inline` follow as frames, in order.
 
     `keep` names all that the job's state still refers to: other tensors of this job may be forgotten. `refolds` come
-    first, in order: they make what the step reads and the worker cannot read anywhere.
+    first, in order: they make what the step reads and the worker cannot read anywhere. What `fetch` brings need not be
+    read or made; what it does not bring is.
     """
 
     id: UnitId
@@ -130,6 +139,7 @@ class WorkUnit(Struct, frozen=True, tag="work_unit"):
     inline: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     refolds: tuple[Refold, ...] = ()
+    fetch: Fetch | None = None
 
 
 class Batch(Struct, frozen=True, tag="batch"):
@@ -190,6 +200,9 @@ class ModelIdentity(Struct, frozen=True):
 class Hello(Struct, frozen=True, tag="hello"):
     """A worker that can take work. `credits` bounds the units with it at once, `memory_bytes` their peaks together.
 
+    `serves` are the roles whose loops it runs (cards/roles.py), all if there are none. At `transfers` it gives other
+    workers what it holds of a job.
+
     `answers` is the number of the `Introduce` that asked for it; 0 for a process that has just started.
     """
 
@@ -205,6 +218,17 @@ class Hello(Struct, frozen=True, tag="hello"):
     blobs: str = ""
     """Names the blob store it reads and writes, which must be the engine's."""
     answers: int = 0
+    serves: tuple[str, ...] = ()
+    transfers: str = ""
+
+
+class Fetched(Struct, frozen=True):
+    """What a worker has had of others since it started, and in how many seconds; `failed` tensors did not come."""
+
+    tensors: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    failed: int = 0
 
 
 class CacheUse(Struct):
@@ -246,6 +270,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     weights: dict[str, Weights] = {}
     """All of those."""
     running: tuple[UnitId, ...] = ()
+    fetched: Fetched = Fetched()
 
 
 class StepResult(Struct, frozen=True, tag="step_result"):

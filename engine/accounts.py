@@ -14,6 +14,7 @@ from cards.errors import InvalidRequest
 from cards.family import Family
 from cards.registry import Registry
 from cards.request import ResolvedRequest
+from cards.roles import components_of, role_of, roles_of
 from cards.wire import ModelIdentity, StepResult, WorkPlan
 from engine.actor import JobActor
 from engine.clock import Clock
@@ -36,8 +37,7 @@ class Accounts:
     ) -> None:
         self.costs = CostModel()
         self.forecasts = Forecasts()
-        self.weights: Mapping[str, int] = {name: weights_bytes(family.card) for name, family in registry.items()}
-        """Bytes by model."""
+        self._weights: dict[tuple[str, ...], Mapping[str, int]] = {}
         self._registry = registry
         self._fleet = fleet
         self._policy = policy
@@ -46,6 +46,15 @@ class Accounts:
         self._shared = shared
         self._order = itertools.count()
         self._last_batch = 0
+
+    def weights_at(self, serves: tuple[str, ...]) -> Mapping[str, int]:
+        """Bytes by model, on a worker that serves these roles."""
+        if serves not in self._weights:
+            self._weights[serves] = {
+                name: weights_bytes(family.card, components_of(family.card, serves))
+                for name, family in self._registry.items()
+            }
+        return self._weights[serves]
 
     async def open(self, actor: JobActor) -> None:
         """Before the first step of a job that was claimed is lined up."""
@@ -66,7 +75,8 @@ class Accounts:
         forecast = await self.forecast(request, family)
         if not forecast.kinds or self._shared:
             return
-        demand = forecast.demand(self.weights[model.name])
+        parts = [(role,) for role in roles_of(family.card)] if self._fleet.is_split else [()]
+        demand = forecast.demand(min((self.weights_at(serves)[model.name] for serves in parts), default=0))
         if (lack := admission.lack(demand, [seat.hello for seat in self._fleet.serving(model)])) is not None:
             field = "size" if request.size is not None else "frames" if request.frames is not None else "model"
             raise InvalidRequest(field, f"{lack}; ask for less, or start a worker with more memory")
@@ -77,7 +87,8 @@ class Accounts:
         plan = actor.out[-1].plan if actor.out else actor.plan
         assert state is not None
         assert plan is not None
-        priced = self.priced(actor, plan, self._fleet.seats.get(actor.home or "") or self._somewhere(job))
+        role = role_of(self._registry[job.model.name].card, plan.loop)
+        priced = self.priced(actor, plan, self._fleet.seats.get(actor.home or "") or self._somewhere(job, role))
         figure, forecast = priced.figure, account.forecast
         left = max(1, state.steps - state.step - len(actor.out))
         resident = forecast.resident_bytes or sum([ref.nbytes for ref in state.tensors.values()])
@@ -96,13 +107,14 @@ class Accounts:
                 figure.careful_s,
                 resident,
                 max(priced.peak_bytes, plan.resources.peak_bytes),
-                self.weights[job.model.name],
+                self.weights_at((role,) if role is not None and self._fleet.is_split else ())[job.model.name],
             ),
             left_s=left * figure.expected_s + self._later_s(actor, account, priced.kind),
             served_s=account.served_s,
             group=priced.group if plan.together and not job.deaths else None,
             model=job.model,
             pool=job.pool,
+            role=role,
             home=actor.home,
             bound=bool(actor.out),
             share=account.share,
@@ -170,8 +182,8 @@ class Accounts:
             account.later = (job.place.index, device, later_s)
         return account.later[2]
 
-    def _somewhere(self, job: Job) -> Seat | None:
-        return next(iter(self._fleet.serving(job.model, job.pool)), None)
+    def _somewhere(self, job: Job, role: str | None) -> Seat | None:
+        return next(iter(self._fleet.serving(job.model, job.pool, role)), None)
 
 
 def _kind_of(job: Job, card: ModelCard, loop: str, kind: str, pool: str, device: str) -> StepKind:

@@ -60,6 +60,13 @@ class Sent(Struct, frozen=True):
     plan: WorkPlan
 
 
+class Held(Struct, frozen=True):
+    """What a worker holds of a job, by digest."""
+
+    worker: str
+    digests: frozenset[str]
+
+
 class JobActor:
     def __init__(self, journal: Journal, loaded: Loaded, saved: Saved) -> None:
         self._journal = journal
@@ -77,8 +84,11 @@ class JobActor:
         """Whether a step waits for a worker."""
         self.home: str | None = None
         """The worker that holds the job's tensors, and what it holds of them."""
-        self.left: str | None = None
-        """The worker that held them before and has not been told to forget them."""
+        self.left: Held | None = None
+        """Where they were before: they stay there until the one that holds them now has answered, which may fetch them.
+        """
+        self.strays: list[str] = []
+        """Workers that are to forget the job and have not been told."""
         self.held: frozenset[str] = frozenset()
         self.inline: dict[str, bytes] = {}
         """The bytes of the state's small blobs, for a worker that lacks them."""
@@ -160,14 +170,26 @@ class JobActor:
 
     def move_to(self, worker: str | None) -> None:
         """The job's next step runs with this worker, which holds nothing of it yet if it is another one."""
-        if worker != self.home:
-            self.left, self.home, self.held = self.home, worker, frozenset()
+        if worker == self.home:
+            return
+        before, self.left = self.left, Held(self.home, self.held) if self.home is not None else None
+        back = before is not None and before.worker == worker
+        if before is not None and not back:
+            self.strays.append(before.worker)
+        self.home, self.held = worker, before.digests if before is not None and back else frozenset()
 
     def leave(self) -> None:
-        """The worker that held the job's tensors is gone."""
+        """The worker that held the job's tensors is gone. The one that it fetched them from still has them."""
         self.out.clear()
-        self.home = self.left = None
-        self.held = frozenset()
+        before, self.left = self.left, None
+        self.home = before.worker if before is not None else None
+        self.held = before.digests if before is not None else frozenset()
+
+    def dismiss(self) -> list[str]:
+        """The workers that have nothing to do with the job any more: it has what it needs where it is."""
+        dismissed = [*self.strays, *([self.left.worker] if self.left is not None else [])]
+        self.left, self.strays = None, []
+        return dismissed
 
     def take_back(self, unit: UnitId) -> None:
         """A unit did not leave: it is not out, nor is what was to follow it."""

@@ -16,6 +16,7 @@ from cards import registry
 from cards.card import ModelCard
 from cards.given import Given
 from cards.request import GenerationRequest, RequestChanges
+from cards.roles import components_of
 from cards.wire import ArtifactRef, CacheUse, Sleep, TensorRef, Wake
 from engine import bundle, course, fork, statistics, verbs
 from engine import events as facts
@@ -301,9 +302,14 @@ class Client:
     def held_up(self, job: Job) -> str | None:
         """Why this engine cannot go on with an open job now, if it cannot."""
         unrunnable = self._engine.reconciler.unrunnable.get(job.id)
-        if unrunnable is None and job.open and job.pool and not self._engine.fleet.serving(job.model, job.pool):
+        if unrunnable is not None or not job.open or job.model.name not in self._engine.registry:
+            return unrunnable
+        there = self._engine.fleet.serving(job.model, job.pool)
+        if job.pool and not there:
             return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
-        return unrunnable or self._engine.dispatcher.why(job.id)
+        if there and not self._engine.serves_next(job):
+            return f"no worker serves as {self._engine.role(job)} for {job.model.name!r} now"
+        return self._engine.dispatcher.why(job.id)
 
     async def destination(self, name: str) -> dict[str, str]:
         """What `migrate` takes, for `pool:NAME`, `engine:NAME` or a name that is one of either.
@@ -361,18 +367,20 @@ class Client:
 
     def _components(self, worker: str, components: Sequence[str], models: Sequence[str]) -> list[str]:
         self._check_worker(worker)
-        of_models = {model.name for model in self._engine.fleet.seats[worker].hello.models}
-        there = {name: self._engine.registry[name].card for name in sorted(of_models & self._engine.registry.keys())}
+        hello = self._engine.fleet.seats[worker].hello
+        of_models = {model.name for model in hello.models} & self._engine.registry.keys()
+        there = {name: self._engine.registry[name].card for name in sorted(of_models)}
         for model in models:
             if model not in there:
                 raise NoSuchComponent("models", model, there)
         cards = [card for name, card in there.items() if name in (models or there) and not card.stages]
-        names = {component for card in cards for component in card.components}
+        parts = {card.name: components_of(card, hello.serves) for card in cards}
+        names = {component for those in parts.values() for component in those}
         for component in components:
             if component not in names:
                 raise NoSuchComponent("components", component, sorted(names))
         wanted = components or names
-        return [f"{card.name}/{component}" for card in cards for component in card.components if component in wanted]
+        return [f"{model}/{component}" for model, those in parts.items() for component in those if component in wanted]
 
     def _check_worker(self, worker: str) -> None:
         if worker not in self._engine.fleet.seats:

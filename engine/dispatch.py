@@ -3,13 +3,26 @@
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 import anyio
 from msgspec import Struct
 
+from cards.folding import lacking
 from cards.registry import Registry
-from cards.wire import Batch, EngineMessage, Release, StepResult, UnitId, WorkPlan, WorkUnit
+from cards.wire import (
+    Batch,
+    EngineMessage,
+    Fetch,
+    Hello,
+    Release,
+    StepResult,
+    UnitId,
+    WorkPlan,
+    WorkUnit,
+    is_promised,
+)
 from engine import driver
 from engine.accounts import Accounts
 from engine.actor import JobActor, Sent
@@ -20,7 +33,7 @@ from engine.fleet import AtHome, Fleet, Reserved, Seat
 from engine.job import State
 from engine.ledger import Ledger
 from engine.link import Link
-from engine.needs import lacking, tensors
+from engine.needs import tensors
 from engine.scheduling import admission
 from engine.scheduling.admission import SOON_S, Room
 from engine.scheduling.ready import Ready
@@ -149,9 +162,15 @@ class Dispatcher:
         return reserved
 
     async def release(self, actor: JobActor) -> None:
-        """Have the job's worker forget it. The worker answers `Released`."""
+        """Have the workers that hold something of the job forget it. Each answers `Released`."""
         if actor.home is not None:
             await self._tell(actor.home, Release(actor.job.id, actor.epoch))
+        await self.dismiss(actor)
+
+    async def dismiss(self, actor: JobActor) -> None:
+        """Have all workers but the job's own forget it: that one has answered, and so has all that it needs."""
+        for worker in actor.dismiss():
+            await self._tell(worker, Release(actor.job.id, actor.epoch))
 
     async def forget(self, worker: str, unit: UnitId) -> None:
         """Have a worker forget what it holds of a job that it has nothing to do with any more."""
@@ -172,7 +191,9 @@ class Dispatcher:
     def _lack(self, ready: Ready) -> str | None:
         if ready.demand.nbytes <= self._fleet.least_bytes:
             return None
-        return admission.lack(ready.demand, [seat.hello for seat in self._fleet.serving(ready.model, ready.pool)])
+        return admission.lack(
+            ready.demand, [seat.hello for seat in self._fleet.serving(ready.model, ready.pool, ready.role)]
+        )
 
     def _stand_down(self, actor: JobActor) -> None:
         actor.lined_up = False
@@ -188,9 +209,9 @@ class Dispatcher:
                 if actor.account is not None and actor.home is not None:
                     there = self._at_home.setdefault(actor.home, AtHome())
                     there.add(actor.account.share, actor.job.model.name, actor.account.resident_bytes)
-        weights, jumbo_s, nothing = self.accounts.weights, self.scheduler.limits.jumbo_s, AtHome()
+        weights, jumbo_s, nothing = self.accounts.weights_at, self.scheduler.limits.jumbo_s, AtHome()
         return [
-            seat.room(self._at_home.get(worker, nothing), weights, jumbo_s, now)
+            seat.room(self._at_home.get(worker, nothing), weights(seat.hello.serves), jumbo_s, now)
             for worker, seat in self._fleet.seats.items()
         ]
 
@@ -235,14 +256,17 @@ class Dispatcher:
         held = actor.held.intersection(wanted)  # the worker forgets what is not kept
         lacks = lacking(wanted, actor.refolds, held)
         inline = tuple(digest for digest in lacks.stored if digest in actor.inline)
-        made = (ref.digest for refold in lacks.refolds for ref in refold.makes.values())
-        actor.held = held.union(inline, made).intersection(wanted)
+        made = {ref.digest for refold in lacks.refolds for ref in refold.makes.values()}
+        read = {ref.digest for ref in following.plan.reads.values() if not is_promised(ref)}
+        fetch = self._fetch(actor, seat, (made | read) - held.union(inline))
+        actor.held = held.union(inline, made, read).intersection(wanted)
         unit = WorkUnit(
             id=actor.next_unit(next(self._serials)),
             plan=following.plan,
             inline=inline,
             keep=tuple(wanted),
             refolds=lacks.refolds,
+            fetch=fetch,
         )
         actor.out.append(Sent(unit.id, unit.plan))
         if not seat.outstanding:
@@ -256,8 +280,17 @@ class Dispatcher:
             expected_s=self.accounts.share_s(priced, count),
             priced=priced,
             alone=count == 1,
+            fetches=fetch is not None,
         )
         return unit
+
+    def _fetch(self, actor: JobActor, seat: Seat, lacks: AbstractSet[str]) -> Fetch | None:
+        """What the worker that the job comes from has of what is lacking, where the two can reach each other."""
+        holder = self._fleet.seats.get(actor.left.worker) if actor.left is not None else None
+        if actor.left is None or holder is None or not _reaches(seat.hello, holder.hello):
+            return None
+        there = sorted(actor.left.digests & lacks)
+        return Fetch(holder.hello.transfers, tuple(there)) if there else None
 
     def _current(self, job: str) -> JobActor | None:
         """The actor of a job whose entry in the line still stands for something."""
@@ -267,9 +300,8 @@ class Dispatcher:
     async def _send(self, seat: Seat, members: Sequence[Member]) -> bool:
         """Whether the worker could be reached."""
         for actor, _ in members:
-            if actor.left is not None:
-                await self._tell(actor.left, Release(actor.job.id, actor.epoch))
-                actor.left = None
+            while actor.strays:
+                await self._tell(actor.strays.pop(), Release(actor.job.id, actor.epoch))
         units = tuple(unit for _, unit in members)
         frames = [actor.inline[digest] for actor, unit in members for digest in unit.inline]
         return await self._tell(seat.worker, units[0] if len(units) == 1 else Batch(units), frames)
@@ -278,6 +310,11 @@ class Dispatcher:
         """Whether the worker could be reached. What could not be sent counts as lost on the way."""
         self._fleet.sending(worker)
         return await self._link.send(worker, message, frames)
+
+
+def _reaches(worker: Hello, holder: Hello) -> bool:
+    """Whether a worker can be given what another one holds: what is not a network's address is for one host."""
+    return bool(holder.transfers) and (worker.host == holder.host or holder.transfers.startswith("tcp:"))
 
 
 def _goes_along(plan: WorkPlan, ready: Ready) -> bool:

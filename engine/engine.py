@@ -14,7 +14,19 @@ import anyio
 from cards import codec
 from cards.card import Node
 from cards.registry import Registry, identity
-from cards.wire import Goodbye, Heartbeat, Hello, Released, Shutdown, Sleep, StepResult, Wake, WorkPlan
+from cards.roles import role_of, roles_of
+from cards.wire import (
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelIdentity,
+    Released,
+    Shutdown,
+    Sleep,
+    StepResult,
+    Wake,
+    WorkPlan,
+)
 from engine import driver, share, verbs
 from engine.accounts import Accounts
 from engine.actor import JobActor
@@ -120,7 +132,7 @@ class Engine:
             monotonic=clock.monotonic,
             patience_s=3 * settings.reconcile_s,
             models=self._served,
-            served=lambda actor: bool(self.fleet.serving(actor.job.model, actor.job.pool)) or not self.fleet.seats,
+            served=lambda actor: not self.fleet.seats or self.serves_next(actor.job),
             claimed=self._claimed,
         )
         self._journal = journal
@@ -367,6 +379,7 @@ class Engine:
         sent = actor.out.popleft()
         if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
             self._fold_in(actor, worker, sent.plan, result, arrived)
+        await self.dispatcher.dismiss(actor)
         await self._go_on(actor, waits=not reserved.alone and self.fleet.at_it(worker, reserved.batch))
 
     def _fold_in(
@@ -410,6 +423,8 @@ class Engine:
         log.warning("lost worker %s: %s", seat.worker, reason)
         self.accounts.costs.left(seat.worker)
         running = seat.running if blame else ()
+        for actor in self._lent_by(seat):
+            actor.left = None
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:
             units = [sent.id for sent in actor.out]
             actor.leave()
@@ -440,9 +455,14 @@ class Engine:
         while unsent := await self.dispatcher.dispatch():
             for actor in unsent:
                 self._line_up(actor)
-        for seat in self.fleet.drained():
+        for seat in [seat for seat in self.fleet.drained() if not self._lent_by(seat)]:
             seat.dismissed = True
             await self._link.send(seat.worker, Shutdown())
+
+    def _lent_by(self, seat: Seat) -> list[JobActor]:
+        """Those whose tensors another worker may be fetching from this one."""
+        left = [(actor, actor.left) for actor in self.ledger.actors.values()]
+        return [actor for actor, before in left if before is not None and before.worker == seat.worker]
 
     async def _on_told(self, actor: JobActor) -> None:
         """Durability caught up: a job that waited for it goes on, and one that has left makes room."""
@@ -465,7 +485,20 @@ class Engine:
 
     def _served(self) -> list[str]:
         """The models that there are workers for, as the lease says them."""
-        return share.offers(model for model in self.identities.values() if self.fleet.serving(model))
+        return share.offers(model for model in self.identities.values() if self.servable(model))
+
+    def servable(self, model: ModelIdentity) -> bool:
+        """Whether there are workers for all loops of a model."""
+        roles = roles_of(self.registry[model.name].card)
+        return all(self.fleet.serving(model, role=role) for role in roles or (None,))
+
+    def serves_next(self, job: Job) -> bool:
+        """Whether there is a worker for the loop that a job is in."""
+        return bool(self.fleet.serving(job.model, job.pool, self.role(job)))
+
+    def role(self, job: Job) -> str | None:
+        """Whose the loop is that a job is in."""
+        return None if job.terminal else role_of(self.registry[job.model.name].card, self._node(job).loop)
 
     def _line_up(self, actor: JobActor, *, again: bool = False) -> bool:
         """Line the job's next step up, if its units are not too far ahead of worker and disk. Whether it is new there.

@@ -28,6 +28,8 @@ class Reserved(Struct, frozen=True, kw_only=True):
     """What is known of its steps, where that is worth learning."""
     alone: bool = True
     """No other is executed with it."""
+    fetches: bool = False
+    """Its tensors come from another worker."""
 
 
 class AtHome(Struct):
@@ -91,40 +93,53 @@ class Seat(Struct, kw_only=True):
 
     @property
     def running(self) -> tuple[UnitId, ...]:
-        """What it executes: what it has said so of and not yet answered, or else what was sent to it first."""
+        """What it executes: what it has said so of and not yet answered, or else what was sent to it first.
+
+        Units whose tensors come from another worker may still wait for them, and others overtake them.
+        """
         said = self.beat.running if self.beat is not None else ()
-        first = next(iter(self.outstanding.values()), None)
+        first = min(self.outstanding.values(), key=lambda reserved: reserved.fetches, default=None)
         return tuple(unit for unit in said if unit in self.outstanding) or tuple(
             unit for unit, reserved in self.outstanding.items() if first and reserved.batch == first.batch
         )
 
-    def serves(self, model: ModelIdentity) -> bool:
-        return model in self.hello.models
+    def serves(self, model: ModelIdentity, role: str | None = None) -> bool:
+        return model in self.hello.models and (role is None or not self.hello.serves or role in self.hello.serves)
 
     def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float, now: float) -> Room:
-        """What it has left to give. Weights are there for as long as a job or a unit of their model is."""
+        """What it has left to give. Weights are there for as long as a job or a unit of their model is.
+
+        Of the jobs whose tensors are on their way the first counts as not running here: others may meanwhile.
+        """
         models = home.models.copy()
-        placements, batch, peaks, left_s, begun_s, jumbo = 0, 0, 0, 0.0, 0.0, False
-        for reserved in self.outstanding.values():  # once for all: this is asked for at every step
+        placements, waiting, batch, peaks, left_s, begun_s, jumbo = 0, 0, 0, 0, 0.0, 0.0, False
+        coming, waits = "", False
+        for unit, reserved in self.outstanding.items():  # once for all: this is asked for at every step
             demand = reserved.demand
             if reserved.batch != batch:  # units of one are beside each other
                 placements, batch = placements + 1, reserved.batch
-            if placements == 1:
-                begun_s += reserved.expected_s
+                coming = coming or (unit.job if reserved.fetches else "")
+                waits = unit.job == coming
+                waiting += waits
+            if not waits:
+                left_s += reserved.expected_s
+                if placements - waiting == 1:
+                    begun_s += reserved.expected_s
             if reserved.model not in models:
                 models.add(reserved.model)
             if demand.seconds > jumbo_s:
                 jumbo = True
             peaks += demand.peak_bytes
-            left_s += reserved.expected_s
         taken = home.nbytes + peaks + sum([weights[model] for model in models])
         return Room(
             worker=self.worker,
             pool=self.hello.pool,
             models=self.hello.models,
+            roles=self.hello.serves,
             draining=self.draining or not self.reachable,
             credits=self.hello.credits - placements,
-            outstanding=placements,
+            outstanding=placements - waiting,
+            coming=waiting > 0,
             queued_s=left_s - min(begun_s, now - self.began_at),
             memory_bytes=self.hello.memory_bytes,
             free_bytes=self.hello.memory_bytes - taken,
@@ -196,10 +211,15 @@ class Fleet:
             for unit in units:
                 seat.outstanding.pop(unit, None)
 
-    def serving(self, model: ModelIdentity, pool: str | None = None) -> list[Seat]:
-        """The seats that take work for a model, in this pool if one is named."""
+    def serving(self, model: ModelIdentity, pool: str | None = None, role: str | None = None) -> list[Seat]:
+        """The seats that take work for a model, in this pool and of loops of this role if they are named."""
         here = [seat for seat in self.seats.values() if pool in (None, seat.hello.pool)]
-        return [seat for seat in here if seat.serves(model) and seat.reachable and not seat.draining]
+        return [seat for seat in here if seat.serves(model, role) and seat.reachable and not seat.draining]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are workers that do not serve everything."""
+        return any(seat.hello.serves for seat in self.seats.values())
 
     @property
     def least_bytes(self) -> float:

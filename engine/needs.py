@@ -5,26 +5,16 @@ A refold is kept for as long as something that the job may still read comes of i
 never more than lie between two snapshots.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from cards.folding import fold_of
+from cards.folding import fold_of, lacking
 from cards.loop import LoopState
 from cards.wire import Refold, TensorRef, WorkPlan
 from engine.events import StepCompleted
 from engine.job import Job
-
-NOTHING: AbstractSet[str] = frozenset()
-
-
-class Lacking(Struct, frozen=True):
-    """What a device must be given: blobs that are `stored`, by digest, and `refolds` that make the rest of them."""
-
-    stored: dict[str, TensorRef]
-    refolds: tuple[Refold, ...] = ()
 
 
 def tensors(job: Job, state: LoopState | None) -> dict[str, TensorRef]:
@@ -34,19 +24,6 @@ def tensors(job: Job, state: LoopState | None) -> dict[str, TensorRef]:
     states = [one for one in (state, *(stage.state for stage in job.route)) if one is not None]
     refs = [ref for one in states for ref in (*one.tensors.values(), *one.inputs.values())]
     return {ref.digest: ref for ref in (*refs, *job.outputs.values())}
-
-
-def lacking(wanted: Mapping[str, TensorRef], refolds: Sequence[Refold], held: AbstractSet[str] = NOTHING) -> Lacking:
-    """What makes the wanted tensors be there, on a device that holds some of them."""
-    missing = {digest: ref for digest, ref in wanted.items() if digest not in held}
-    run: list[Refold] = []
-    for refold in reversed(refolds):
-        makes = {ref.digest for ref in refold.makes.values() if ref.digest in missing}
-        if makes:
-            run.append(refold)
-            missing = {digest: ref for digest, ref in missing.items() if digest not in makes}
-            missing |= {ref.digest: ref for ref in refold.plan.reads.values() if ref.digest not in held}
-    return Lacking(missing, tuple(reversed(run)))
 
 
 def needs(job: Job, state: LoopState | None, refolds: Sequence[Refold]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cards.folding import lacking
 from engine import driver, share, verbs
 from engine.actor import JobActor
 from engine.clock import Clock
@@ -18,7 +19,7 @@ from engine.engine import Engine
 from engine.errors import Draining, GoneOn, NoSuchPlace, NotAllowed, Overtaken, StoreTrouble
 from engine.events import JobEvent
 from engine.job import Job, fold
-from engine.needs import lacking, tensors
+from engine.needs import tensors
 from engine.past import Log, Past
 from engine.reconcile import mismatch
 from store.errors import StoreError

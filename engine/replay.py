@@ -9,12 +9,13 @@ from itertools import zip_longest
 from msgspec import Struct
 
 from cards.family import Family
+from cards.folding import lacking
 from cards.wire import StepResult, UnitId, WorkUnit
 from engine import course, driver
 from engine.contents import Contents
 from engine.course import Walked
 from engine.events import JobEvent, JobRewound, Stage, StepCompleted
-from engine.needs import lacking, tensors
+from engine.needs import tensors
 from store.errors import CorruptBlob, MissingBlob
 
 Execute = Callable[[WorkUnit, list[bytes]], Awaitable[StepResult]]

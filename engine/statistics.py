@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from cards.wire import CacheUse, Heartbeat, Weights
+from cards.roles import roles_of
+from cards.wire import CacheUse, Fetched, Heartbeat, Weights
 from engine.engine import Engine
 
 
@@ -48,6 +49,10 @@ class WorkerSeen(Struct, frozen=True, kw_only=True):
     """What it takes to have each of its components."""
     caches: dict[str, CacheUse] = {}
     """By class."""
+    serves: tuple[str, ...] = ()
+    """Roles; all if there are none."""
+    fetched: Fetched = Fetched()
+    """What it has had of other workers."""
 
 
 def workers(engine: Engine, now: float) -> list[WorkerSeen]:
@@ -63,6 +68,7 @@ def workers(engine: Engine, now: float) -> list[WorkerSeen]:
             outstanding=len(seat.outstanding),
             draining=seat.draining,
             heard_s=max(0.0, now - seat.heard_at),
+            serves=seat.hello.serves,
             **_kept(seat.beat),
         )
         for seat in engine.fleet.seats.values()
@@ -70,11 +76,12 @@ def workers(engine: Engine, now: float) -> list[WorkerSeen]:
 
 
 def _kept(beat: Heartbeat | None) -> dict[str, Any]:
-    return {} if beat is None else {"resident": beat.resident, "weights": beat.weights, "caches": beat.caches}
+    kept = ("resident", "weights", "caches", "fetched")
+    return {} if beat is None else {name: getattr(beat, name) for name in kept}
 
 
 def servable(engine: Engine, model: str) -> bool:
-    return bool(engine.fleet.serving(engine.identities[model]))
+    return engine.servable(engine.identities[model])
 
 
 def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
@@ -87,12 +94,22 @@ def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
     elif not any(seat.reachable for seat in engine.fleet.seats.values()):
         reasons.append("no worker can be reached")
     elif not any(servable(engine, model) for model in engine.registry):
-        reasons.append("no worker has the card and weights of any model here")
+        reasons.append(_lacking(engine))
     if engine.ledger.trouble:
         reasons.append(f"the store takes no writes: {engine.ledger.trouble}")
     if engine.ledger.actors and now - engine.moved_at > stall_s:
         reasons.append(f"work is queued and nothing has moved for {now - engine.moved_at:.0f} s")
     return Readiness(not reasons, tuple(reasons))
+
+
+def _lacking(engine: Engine) -> str:
+    """Why no model can be run from beginning to end."""
+    serving = engine.fleet.serving
+    for name, model in engine.identities.items():
+        if serving(model):
+            lacks = [role for role in roles_of(engine.registry[name].card) if not serving(model, role=role)]
+            return f"no worker serves as {' or '.join(lacks)}, which {name!r} needs"
+    return "no worker has the card and weights of any model here"
 
 
 def caches(engine: Engine) -> Mapping[str, CacheUse]:

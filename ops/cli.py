@@ -61,7 +61,7 @@ def settings_flags(parser: argparse.ArgumentParser, *names: str) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     for name in names:
         default = getattr(Settings(), name)
-        shown = "" if default in (None, ()) else f" (default {default})"
+        shown = "" if default in (None, (), {}) else f" (default {default})"
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, metavar=name.upper(), help=f"setting{shown}")
 
 
@@ -79,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="run an engine with its HTTP API and workers")
     settings_flags(
-        serve, "data", "store", "blobs", "host", "port", "workers", "ranks", "parallel", "device", "threads",
-        "memory_gib", "weights_bytes", "compile", "listen_workers",
+        serve, "data", "store", "blobs", "host", "port", "workers", "split", "ranks", "parallel", "device", "threads",
+        "memory_gib", "weights_bytes", "compile", "listen_workers", "listen_transfers",
         "families", "extensions", "max_active", "policy", "batch_most", "batch_wait_s", "log_level", "log_format",
     )  # fmt: skip
     serve.set_defaults(run=_serve)
@@ -102,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     start = commands.add_parser("worker", help="run a worker for an engine elsewhere")
     start.add_argument("--connect", required=True, metavar="ADDRESS", help="the engine's --listen-workers")
     settings_flags(
-        start, "pool", "ranks", "parallel", "device", "threads", "memory_gib", "weights_bytes", "compile", "data",
+        start, "pool", "serves", "ranks", "parallel", "device", "threads", "memory_gib", "weights_bytes", "compile",
+        "listen_transfers", "data",
         "blobs", "families", "extensions",
     )  # fmt: skip
     start.set_defaults(run=_worker)
@@ -139,7 +140,8 @@ def _generate(arguments: argparse.Namespace) -> None:
 def _worker(arguments: argparse.Namespace) -> None:
     settings = settings_from(arguments)
     _check_address(arguments.connect)
-    why = worker.run(worker.settings_of(settings, arguments.connect, parent=None), settings.blobs_url)
+    of_worker = worker.settings_of(settings, arguments.connect, parent=None, serves=settings.serves)
+    why = worker.run(of_worker, settings.blobs_url)
     logging.getLogger("keyframe.ops").info("worker ended: %s", why)
 
 

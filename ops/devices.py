@@ -12,7 +12,7 @@ from workers.errors import NoDevice
 
 async def check(settings: Settings) -> None:
     """Raises BadSettings. What is asked for by the name of the CPU, or of whatever there is, is there."""
-    ranks = settings.workers * settings.ranks
+    ranks = len(settings.slots) * settings.ranks
     if not ranks or not settings.device.startswith("cuda"):
         return
     asked = [sys.executable, "-m", "ops.devices", settings.device, str(ranks)]

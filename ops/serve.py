@@ -84,7 +84,8 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
             await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
 
             async def spawn(slot: int) -> Process:
-                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot, families.unusable)
+                serves = settings.slots[slot]
+                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot, families.unusable, serves)
                 command = worker.command(of_slot, settings.blobs_url)
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 
@@ -96,7 +97,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                     supervisor.kill(worker.pid)
 
             url = f"http://{settings.host}:{http.getsockname()[1]}"
-            supervisor = Supervisor(spawn, settings.workers, clock, ended)
+            supervisor = Supervisor(spawn, len(settings.slots), clock, ended)
             engine = Engine(
                 journal=journal,
                 link=link,

@@ -15,6 +15,7 @@ from cards.errors import BadExtension, BadPlan
 from cards.extensions import observers
 from cards.parallel import ParallelPlan
 from cards.registry import DEFAULT_FAMILIES
+from cards.roles import ROLES, Role
 from engine.collect import Retention
 from engine.scheduling.policy import DEFAULT, POLICIES
 from engine.scheduling.scheduler import Limits
@@ -46,6 +47,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The URL at which others reach this engine, if it is not that of host and port."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 1
     """Worker processes to start and keep alive; 0 if all come from elsewhere."""
+    split: dict[Role, Annotated[int, Meta(ge=0, le=1024)]] = {}
+    """So many workers for each role instead, as encoder=1,denoiser=2,decoder=1."""
     ranks: Count = 1
     """Ranks of each of these workers."""
     parallel: str | None = None
@@ -62,7 +65,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether blocks of transformers are compiled: other bits than without, and faster once that is done."""
     listen_workers: str | None = None
     """ZeroMQ address for workers from elsewhere, such as tcp://10.0.0.1:7000; a private socket if left out."""
+    listen_transfers: Annotated[str, Meta(pattern="^tcp://")] | None = None
+    """ZeroMQ address at which a worker gives tensors to those on other machines, such as tcp://10.0.0.2:*."""
     pool: str = "default"
+    serves: tuple[Role, ...] = ()
+    """The roles of a worker that is started by itself: encoder, denoiser, decoder; all if left out."""
     memory_gib: Annotated[float, Meta(gt=0)] | None = None
     """What each of these workers has for weights, tensors and steps; what its device has, if left out."""
     families: tuple[str, ...] = DEFAULT_FAMILIES
@@ -104,6 +111,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def limits(self) -> Limits:
         return Limits(batch_most=self.batch_most, batch_wait_s=self.batch_wait_s)
+
+    @property
+    def slots(self) -> tuple[tuple[Role, ...], ...]:
+        """What each of its workers serves."""
+        split = tuple((role,) for role in ROLES for _ in range(self.split.get(role, 0)))
+        return split if self.split else (self.serves,) * self.workers
 
     @property
     def retention(self) -> Retention:
@@ -151,9 +164,14 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     entries = _from_file(file) if file is not None else {}
     entries |= _from_environment(environ)
     entries |= {name: value for name, value in flags.items() if value is not None}
-    for listed in ("families", "extensions"):
+    for listed in ("families", "extensions", "serves"):
         if isinstance(entries.get(listed), str):
             entries[listed] = [name for name in entries[listed].split(",") if name]
+    if isinstance(split := entries.get("split"), str):
+        entries["split"] = dict(map(_share, filter(None, split.split(","))))
+    if isinstance(serves := entries.get("serves"), list):
+        for unknown in [role for role in serves if role not in ROLES]:
+            raise BadSettings(f"serves: {unknown!r} is no role; there are: {', '.join(ROLES)}")
     try:
         settings = msgspec.convert(entries, Settings, strict=False, dec_hook=_path)
         observers.check(settings.extensions)
@@ -164,6 +182,14 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         raise BadSettings(str(error)) from error
     except msgspec.ValidationError as error:
         raise BadSettings(f"bad setting: {error}") from error
+
+
+def _share(entry: str) -> tuple[str, str]:
+    role, _, count = entry.partition("=")
+    if role not in ROLES or not count.isdecimal():
+        example = ",".join(f"{role}=1" for role in ROLES)
+        raise BadSettings(f"split: {entry!r} is not ROLE=WORKERS; all roles: {example}")
+    return role, count
 
 
 def _check_policy(settings: Settings) -> None:

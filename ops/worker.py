@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from cards.roles import Role
 from ops.blobs import WorkerBlobs
 from ops.models import read_models
 from ops.settings import Settings
@@ -14,12 +15,19 @@ from workers.process import WorkerSettings
 
 
 def settings_of(
-    settings: Settings, address: str, parent: int | None, slot: int = 0, without: Collection[str] = ()
+    settings: Settings,
+    address: str,
+    parent: int | None,
+    slot: int = 0,
+    without: Collection[str] = (),
+    serves: tuple[Role, ...] = (),
 ) -> WorkerSettings:
     """`without` are registered models that the engine cannot use, and has said so."""
     return WorkerSettings(
         connect=address,
         pool=settings.pool,
+        serves=serves,
+        transfers=settings.listen_transfers or "",
         families=settings.families,
         models=tuple(model for model in read_models(settings) if model.name not in without),
         extensions=settings.extensions,

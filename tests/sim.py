@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -17,7 +17,8 @@ import anyio.lowlevel
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import registry
+from cards import codec, registry
+from cards.codec import Parts
 from cards.family import Family
 from cards.request import GenerationRequest
 from cards.wire import (
@@ -46,11 +47,14 @@ from store.errors import StoreUnavailable
 from store.journal import Append, Appended, Journal
 from store.memory import MemoryJournal
 from tests import toy
+from tests.carrying import carry
 from workers.execute import load_models
 from workers.inbox import Command, Inbox
 from workers.link import heartbeat
 from workers.observed import executor
 from workers.resident import BlobStore
+from workers.transfer import Lender
+from workers.transfer_fetcher import Fetcher
 
 
 class Crash(BaseException):
@@ -186,12 +190,15 @@ class SimWorker:
         fingerprint: str,
         pool: str,
         extensions: Sequence[str] = (),
+        serves: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.pool = pool
         self.frozen = False
         self.dead = False
         self.ran: list[WorkUnit] = []
+        self.fetches: list[WorkUnit] = []
+        """Those that were to be given something by another worker."""
         self.fingerprint = fingerprint
         self.gate: anyio.Event | None = None
         """While it is set to an event, a unit waits for it before it answers."""
@@ -202,6 +209,13 @@ class SimWorker:
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
         self._inbox = Inbox()
+        self.serves = serves
+        self.peers: Mapping[str, SimWorker] = {}
+        self.lends: Callable[[str, str], Parts | None] = self._parts
+        """What it gives to others that ask; they hear nothing of a worker that is frozen or dead."""
+        self.carries = True
+        """Whether what others hold comes, or is on its way."""
+        self.fetcher = Fetcher(patience_s=0.0)
         self._arrived = asyncio.Event()
 
     def hello(self) -> Hello:
@@ -216,17 +230,43 @@ class SimWorker:
             models=self._identities,
             fingerprint=self.fingerprint,
             blobs=self._blobs.name,
+            serves=self.serves,
+            transfers=self.name,
         )
 
     def deliver(self, message: EngineMessage, frames: Sequence[bytes]) -> None:
         match message:
             case Release():
                 self._inbox.release(message)
-            case WorkUnit() | Batch() | Sleep() | Wake():
+            case WorkUnit() | Batch():
+                self._put(message, frames)
+            case Sleep() | Wake():
                 self._inbox.put(Command(message, tuple(frames)))
             case _:
                 self._inbox.clear(Command(message))
         self._arrived.set()
+
+    def _put(self, message: WorkUnit | Batch, frames: Sequence[bytes]) -> None:
+        command = Command(message, tuple(frames))
+        coming = [(unit, unit.fetch) for unit in command.units if unit.fetch is not None]
+        self._inbox.put(command, coming=[unit.id for unit, _ in coming])
+        for unit, fetch in coming:
+            self.fetches.append(unit)
+            self.fetcher.begin(unit.id, fetch, 0.0)
+
+    def _carry(self) -> None:
+        """Have what others hold brought."""
+        if not self.carries:
+            return
+        there = {name: Lender(peer.lends) for name, peer in self.peers.items() if not (peer.frozen or peer.dead)}
+        carry(self.fetcher, there)
+        while self.fetcher.brought:
+            brought = self.fetcher.brought.popleft()
+            self._inbox.arrived(brought.unit, brought.blobs)
+
+    def _parts(self, job: str, digest: str) -> Parts | None:
+        tensor = self.executor.resident.find(job, digest)
+        return codec.parts(tensor) if tensor is not None else None
 
     def open(self) -> None:
         """Let through what waits at the gate, and all that follows."""
@@ -239,6 +279,7 @@ class SimWorker:
         tell(self.name, self.hello(), ())
         while not self.dead:
             self._arrived.clear()
+            self._carry()
             if (command := self._inbox.get_nowait()) is not None:
                 await self._thawed()
                 await self._obey(command, tell)
@@ -290,7 +331,7 @@ class SimWorker:
         self._beat(tell)
 
     def _beat(self, tell: Tell) -> None:
-        tell(self.name, heartbeat(self.executor, self._inbox.units()), ())
+        tell(self.name, replace(heartbeat(self.executor, self._inbox.units()), fetched=self.fetcher.fetched), ())
 
 
 class SimLink:
@@ -327,6 +368,7 @@ class Running(Struct):
 
     def add_worker(self, **options: Any) -> None:
         worker = self.world.worker(**options)
+        worker.peers = self.link.workers
         self.workers.append(worker)
         self.link.workers[worker.name] = worker
         self.tasks.start_soon(worker.run, self.link.tell)
@@ -374,7 +416,9 @@ class World:
         """For a journal that has jobs of another world."""
         self._ids = itertools.count(first)
 
-    def worker(self, *, credits: int = 2, fingerprint: str = "sim", pool: str = "default") -> SimWorker:
+    def worker(
+        self, *, credits: int = 2, fingerprint: str = "sim", pool: str = "default", serves: tuple[str, ...] = ()
+    ) -> SimWorker:
         name = f"worker-{next(self._names)}"
         blobs = WorkerBlobs(self.blobs)
         return SimWorker(
@@ -385,6 +429,7 @@ class World:
             fingerprint=fingerprint,
             pool=pool,
             extensions=self.extensions,
+            serves=serves,
         )
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from cards.branches import COMPONENT, Branches, driven, evaluate
 from cards.cache_key import CacheKey, Origin
 from cards.errors import NotFinite, WeightsChanged
 from cards.family import Asking, Components, Family, Made, StepBody
-from cards.folding import FOLD, MADE, fold_of
+from cards.folding import FOLD, MADE, fold_of, lacking
 from cards.forward import Forward, Outputs
 from cards.parallel import ULYSSES
 from cards.registry import Families
@@ -393,9 +393,12 @@ class Executor:
         return derived.tensors
 
     def _refold(self, unit: WorkUnit) -> None:
-        """Make what nobody stored, and then forget what it took."""
+        """Make what nobody stored, as far as it is not here, and then forget what it took."""
         job = unit.id.job
-        for refold in unit.refolds:
+        makes = {ref.digest: ref for refold in unit.refolds for ref in refold.makes.values()}
+        kept = {*unit.keep, *(ref.digest for ref in unit.plan.reads.values())}
+        wanted = {digest: ref for digest, ref in makes.items() if digest in kept}
+        for refold in lacking(wanted, unit.refolds, self.resident.digests(job)).refolds:
             tensors = self._tensors(job, refold.plan.reads)
             made = self._step(job, self._runnable(refold.plan), tensors)
             named = self._naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
@@ -405,8 +408,8 @@ class Executor:
                     found = named[name].ref.digest if name in named else "nothing"
                     raise FoldDiffers(refold.plan.step, name, ref.digest, found)
                 self.resident.put(job, ref, named[name].tensor)
-                self.resident.unstored(job).add(ref.digest)
-        self.resident.admit(job, (*unit.keep, *(ref.digest for ref in unit.plan.reads.values())), {})
+        self.resident.admit(job, kept, {})
+        self.resident.unstored(job).update(makes.keys() & self.resident.digests(job))
 
     def _runnable(self, fold: WorkPlan) -> WorkPlan:
         """The fold, or the step itself where its body makes all that follows from it."""

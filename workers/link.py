@@ -22,6 +22,7 @@ from cards import codec, wire
 from cards.wire import (
     Batch,
     CacheUse,
+    Fetched,
     Goodbye,
     Heartbeat,
     Hello,
@@ -44,6 +45,7 @@ from workers.execute import Answer, Executor
 from workers.inbox import Command, Inbox
 from workers.keeper import Keeper, Said
 from workers.ranks import Followers
+from workers.transfers import Transfers
 
 DAMAGED = "received bytes that are not what was sent"
 
@@ -62,6 +64,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     models: tuple[ModelIdentity, ...]
     fingerprint: str
     blobs: str = ""
+    serves: tuple[str, ...] = ()
+    """Roles, all if there are none."""
 
 
 class Link:
@@ -75,12 +79,14 @@ class Link:
         followers: Followers,
         *,
         heartbeat_s: float = 1.0,
+        transfers: Transfers | None = None,
     ) -> None:
         self._address = address
         self._identity = identity
         self._executor = executor
         self._followers = followers
         self._heartbeat_s = heartbeat_s
+        self._transfers = transfers
         self._inbox = Inbox()
         executor.residency.queued = self._inbox.plans
         self._stopping = False
@@ -157,13 +163,20 @@ class Link:
             case Introduce() | Shutdown():
                 self._inbox.clear(Command(message))
             case WorkUnit() | Batch() if codec.are(blobs, wire.inline_of(message)):
-                self._inbox.put(Command(message, blobs))
+                self._put(Command(message, blobs))
             case WorkUnit() | Batch():
                 self._mistrust()
             case Sleep() | Wake():
                 self._inbox.put(Command(message, blobs))
             case Refuse(reason=reason):
                 self._refused = reason
+
+    def _put(self, command: Command) -> None:
+        coming = [unit for unit in command.units if unit.fetch is not None] if self._transfers is not None else []
+        self._inbox.put(command, coming=[unit.id for unit in coming])
+        for unit in coming:
+            assert self._transfers is not None
+            self._transfers.fetch(unit, lambda brought: self._inbox.arrived(brought.unit, brought.blobs))
 
     def _mistrust(self) -> None:
         """What was asked for is not known: all that is with this worker goes on elsewhere, and it leaves."""
@@ -263,10 +276,14 @@ class Link:
             fingerprint=me.fingerprint,
             blobs=me.blobs,
             answers=answers,
+            serves=me.serves,
+            transfers=self._transfers.address if self._transfers is not None else "",
         )
 
     def _beat(self, engine: Dealer) -> Heartbeat:
-        return heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received, self._running)
+        fetched = self._transfers.fetched if self._transfers is not None else Fetched()
+        beat = heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received, self._running)
+        return replace(beat, fetched=fetched)
 
 
 def heartbeat(

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from cards import fingerprint, registry
 from cards.model import Model
 from cards.parallel import ULYSSES, ParallelPlan, check
+from cards.roles import Role
 from workers import devices, exchange, pulse
 from workers.caches import BUDGETS, WEIGHTS, Caches
 from workers.compiled import Tier
@@ -28,6 +29,7 @@ from workers.observed import executor
 from workers.peers import Peers, joined
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
+from workers.transfers import transferring
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -48,6 +50,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     threads: int = 1
     memory_bytes: int | None = None
     """For weights, tensors and steps; what the device has, if left out."""
+    serves: tuple[Role, ...] = ()
+    """It runs the loops of these roles and loads what they need; all if there are none."""
+    transfers: str = ""
+    """Where other workers fetch what it holds; a private socket for those on its machine if left out."""
     weights_bytes: int | None = None
     """Of components that are loaded at once on each rank; None for all of them."""
     compile: bool = False
@@ -99,8 +105,12 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             models=tuple(registry.identity(family) for family in families.values()),
             fingerprint=numerics,
             blobs=blobs.name,
+            serves=settings.serves,
         )
-        link = Link(settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s)
+        transfers = stack.enter_context(transferring(executor.resident.find, settings.transfers))
+        link = Link(
+            settings.connect, identity, executor, followers, heartbeat_s=settings.heartbeat_s, transfers=transfers
+        )
         others.ended = link.abandon
         signal.signal(signal.SIGTERM, lambda *_: link.stop())
         if settings.parent is None:

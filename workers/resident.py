@@ -1,6 +1,7 @@
 """What stays on the device between steps: each job's tensors, by content, each at its home (`cards.codec.home`)."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
@@ -50,7 +51,7 @@ class JobTensors(Struct):
 
 
 class Resident:
-    """The tensors of all jobs on this device. It belongs to the executor; only `held` may be asked by others.
+    """The tensors of all jobs on this device. It belongs to the executor; others may ask `held` and `find`.
 
     What a job holds in the caches it lets go of with its tensors.
     """
@@ -116,6 +117,16 @@ class Resident:
             held.tensors[ref.digest] = tensor
         if promise is not None:
             held.kept[promise.digest] = ref
+
+    def find(self, job: str, digest: str) -> "torch.Tensor | None":
+        """A tensor of a job, if it is here and not in a cache."""
+        held = self._jobs.get(job)
+        return held.tensors.get(digest) if held is not None else None
+
+    def digests(self, job: str) -> AbstractSet[str]:
+        """What is here of a job."""
+        held = self._jobs.setdefault(job, JobTensors())
+        return held.tensors.keys() | held.slabs.keys()
 
     def slabs(self, job: str, keys: Mapping[str, CacheKey]) -> None:
         """The tensors with these digests, which are about to be put, go into the cache of slabs."""

@@ -28,11 +28,15 @@ class Room(Struct, kw_only=True, eq=False):
     worker: str
     pool: str = "default"
     models: tuple[ModelIdentity, ...]
+    roles: tuple[str, ...] = ()
+    """As which it serves, all if there are none."""
     draining: bool = False
     credits: int
     """That are left."""
     outstanding: int = 0
     """Placements that are with it."""
+    coming: bool = False
+    """Whether there are more, of a job whose tensors are on their way."""
     queued_s: float = 0.0
     """Seconds of work that are left of them, as predicted."""
     memory_bytes: float = math.inf
@@ -51,7 +55,8 @@ class Room(Struct, kw_only=True, eq=False):
     """Whether a step that takes long is with it."""
 
     def serves(self, ready: Ready) -> bool:
-        return ready.model in self.models and ready.pool in (None, self.pool) and not self.draining
+        plays = not self.roles or ready.role is None or ready.role in self.roles
+        return plays and ready.model in self.models and ready.pool in (None, self.pool) and not self.draining
 
     @property
     def has_place(self) -> bool:

@@ -4,7 +4,7 @@ Walking a program and reading a checkpoint's headers takes its time: it is done 
 on the event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -67,9 +67,10 @@ class Forecasts:
         return made
 
 
-def weights_bytes(card: ModelCard) -> int:
-    """Of all components, in their precision."""
-    return sum(part.parameters * WIDTH[part.precision] for part in card.components.values())
+def weights_bytes(card: ModelCard, names: Iterable[str] | None = None) -> int:
+    """Of all components, or of these, in their precision."""
+    parts = [card.components[name] for name in (card.components if names is None else names)]
+    return sum(part.parameters * WIDTH[part.precision] for part in parts)
 
 
 def policy_of(request: ResolvedRequest) -> str:

@@ -57,6 +57,8 @@ class Ready(Struct, frozen=True, kw_only=True):
     model: ModelIdentity
     pool: str | None = None
     """The only pool that may run it, if its job is bound to one."""
+    role: str | None = None
+    """Whose step it is, where workers serve as this or that; None for anybody's."""
     home: str | None = None
     """The worker that holds the job's tensors."""
     bound: bool = False

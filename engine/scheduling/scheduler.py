@@ -135,7 +135,7 @@ class Scheduler:
         if home in able:
             return home
         options = able if home is None or home not in serving else [room for room in able if not room.outstanding]
-        return min(options, key=lambda room: (room.outstanding, room.worker), default=None)
+        return min(options, key=lambda room: (room.outstanding, room.coming, room.worker), default=None)
 
     def _spared(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
         """The last worker that has no step which takes long, if this is one and shorter work may come."""

@@ -1,4 +1,4 @@
-"""`python -m ops.bench [overhead|steps|recovery|livez|blobs|folds|loop|batch|ranks|compile ...]`: figures."""
+"""`python -m ops.bench [PART ...]`: figures, and their machine. Without a part, all of the table, in its order."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from ops.bench import batch, blobs, compile, folds, livez, loop, overhead, ranks, recovery, steps
+from ops.bench import batch, blobs, compile, folds, livez, loop, overhead, ranks, recovery, steps, transfers
 from ops.bench.measure import Figure, machine
 from ops.tables import show
 
@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[Path], Awaitable[list[Figure]]]] = {
     "batch": batch.run,
     "ranks": ranks.run,
     "compile": compile.run,
+    "transfers": transfers.run,
 }
 
 

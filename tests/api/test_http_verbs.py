@@ -186,6 +186,8 @@ async def test_workers_are_listed_with_what_is_with_them(running: Running, http:
         "ranks": 1,
         "outstanding": 0,
         "draining": False,
+        "serves": [],
+        "fetched": {"tensors": 0, "nbytes": 0, "seconds": 0.0, "failed": 0},
         "resident": [],
         "weights": {},
         "caches": {},

@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId
 from engine.fleet import AtHome, Fleet, Reserved, Seat
@@ -74,6 +75,40 @@ def test_short_steps_queue_at_a_worker_and_long_ones_do_not() -> None:
     assert not has_place(9.0, 0.1, after_s=20.0), "only the first has begun"
     assert has_place(0.001, 0.001)
     assert not has_place(0.001, 0.001, credits=2)
+
+
+def test_a_job_whose_tensors_are_coming_is_in_nobodys_way_and_takes_what_it_takes() -> None:
+    coming = replace(reserved(1, 10, seconds=9.0), fetches=True)
+    one = seat("a", credits=8)
+    one.outstanding = {unit(1, "j"): coming, unit(2, "j"): reserved(2, 10, seconds=9.0)}
+    alone = room(one)
+    assert (alone.outstanding, alone.coming, alone.queued_s, alone.credits, alone.free_bytes) == (0, True, 0.0, 6, 80)
+    assert one.running == (unit(2, "j"),)
+
+    one.outstanding |= {unit(3, "k"): reserved(3, 10, seconds=1.0)}
+    assert (room(one).outstanding, room(one).queued_s) == (1, 1.0)
+    one.outstanding |= {unit(4, "l"): replace(reserved(4, seconds=2.0), fetches=True)}
+    assert (room(one).outstanding, room(one).queued_s) == (2, 3.0), "of those that come one at a time stands aside"
+
+
+def test_a_death_is_blamed_on_what_was_not_waiting_for_tensors() -> None:
+    one = seat("a", replace(reserved(1), fetches=True), reserved(2), credits=8)
+    assert one.running == (unit(1),)
+    assert seat("a", replace(reserved(1), fetches=True)).running == (unit(0),)
+
+
+def test_a_worker_of_a_role_serves_that_and_what_is_nobodys() -> None:
+    fleet = Fleet(silent_s=1.0)
+    fleet.join(hello("all"), 0.0)
+    assert not fleet.is_split
+    fleet.join(replace(hello("some"), serves=("encoder", "decoder")), 0.0)
+
+    def serving(role: str | None) -> list[str]:
+        return [one.worker for one in fleet.serving(MODEL, role=role)]
+
+    assert fleet.is_split
+    assert serving("encoder") == serving("decoder") == serving(None) == ["all", "some"]
+    assert serving("denoiser") == ["all"]
 
 
 def test_a_worker_has_left_what_neither_jobs_nor_steps_nor_weights_take() -> None:

@@ -390,3 +390,13 @@ def test_time_changes_the_order_of_what_waits() -> None:
     scheduler.add(ready("easy", deadline=99.0), 1.0)
     scheduler.add(ready("easier", deadline=98.0), 1.0)
     assert jobs(scheduler.plan([room(credits=1)], 45.0)) == [("a", "urgent")]
+
+
+def test_a_step_goes_where_its_role_is_served_whatever_its_home() -> None:
+    rooms = [room("a", roles=("encoder",)), room("b", roles=("denoiser",)), room("c", roles=("denoiser",), coming=True)]
+    placements = line_up(
+        ready("moves", role="denoiser", home="a"), ready("stays", role="encoder", home="a"), ready("anyone", home="c")
+    ).plan(rooms, 0.0)
+
+    assert sorted(jobs(placements)) == [("a", "stays"), ("b", "moves"), ("c", "anyone")]
+    assert line_up(ready("nobody", role="decoder")).plan([room("a", roles=("encoder",))], 0.0) == []

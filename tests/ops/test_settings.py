@@ -143,3 +143,21 @@ def test_a_policy_is_one_that_there_is() -> None:
         read({"policy": "fastest"}, {})
     with pytest.raises(BadSettings, match="batch_most"):
         read({"batch_most": "0"}, {})
+
+
+def test_workers_are_of_one_role_each_where_they_are_split(tmp_path: Path) -> None:
+    assert read({"workers": "2"}, {}).slots == ((), ())
+    split = (("encoder",), ("encoder",), ("decoder",))
+    assert read({}, {"KEYFRAME_SPLIT": "decoder=1,encoder=2"}).slots == split
+    assert read({}, {}, toml(tmp_path, "serves = ['encoder']\n[split]\nencoder = 2\ndecoder = 1")).slots == split
+    assert read({"serves": "encoder,decoder"}, {}).serves == ("encoder", "decoder")
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("split", "painter=1"), ("split", "encoder=x"), ("split", "encoder"), ("split", "encoder=-1"),
+     ("serves", "painter"), ("listen_transfers", "ipc:///there")],
+)  # fmt: skip
+def test_a_role_that_there_is_not_names_its_setting(name: str, bad: str) -> None:
+    with pytest.raises(BadSettings, match=name):
+        read({name: bad}, {})

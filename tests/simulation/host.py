@@ -11,6 +11,7 @@ import anyio
 import anyio.abc
 
 from cards.registry import Registry
+from cards.roles import ROLES
 from cards.wire import Hello
 from engine.client import Client
 from engine.engine import Engine
@@ -150,6 +151,8 @@ class Slot:
         self._world = world
         self._host = host
         self._chance = world.chance(f"slot {host.number} {number}")
+        self._serves = (ROLES[number],) if world.parts.split else ()
+        self._carrying = world.chance(f"transfers {host.number} {number}")
         self._names = (f"w{host.number}{number}.{life}" for life in itertools.count())
         self.child = self._chance.random() < 0.7
         self.keeps_its_name = self._chance.random() < 0.2
@@ -167,7 +170,18 @@ class Slot:
 
     def _new(self, name: str) -> SimWorker:
         world = self._world
-        return SimWorker(name, world.next_pid(), world.build, self._host.router, self._chance, world.trace)
+        host = self._host
+        return SimWorker(
+            name,
+            world.next_pid(),
+            world.build,
+            host.router,
+            self._chance,
+            world.trace,
+            host.workers,
+            self._carrying,
+            self._serves,
+        )
 
 
 class Host:
@@ -193,6 +207,9 @@ class Host:
             await asyncio.sleep(self._chance.uniform(0.01, 2.0))
             if self.retired:
                 return
+
+    def workers(self) -> dict[str, SimWorker]:
+        return {slot.worker.name: slot.worker for slot in self.slots}
 
     def router(self) -> Router | None:
         return self.process.router if self.process is not None and self.process.router.open else None

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
 
 from cards.family import Family
 from engine.events import JobEvent
-from tests import toy
+from tests import splitting, toy
 from tests.folded import Folded
 from tests.simulation.seeds import KEPT, Kept
 from tests.simulation.world import Parts, Report, simulate
@@ -18,8 +19,15 @@ from tests.simulation.world import Parts, Report, simulate
 BLOCK = 50
 
 
-def ran(*seeds: int, engines: int = 1, family: Family = toy.FAMILY) -> list[Report]:
-    reports = [simulate(seed, engines=engines, parts=Parts(family=family)) for seed in seeds]
+def ran(
+    *seeds: int,
+    engines: int = 1,
+    family: Family = toy.FAMILY,
+    split: bool = False,
+    show: Callable[[str], None] | None = None,
+) -> list[Report]:
+    parts = Parts(family=family, split=split)
+    reports = [simulate(seed, engines=engines, parts=parts, show=show) for seed in seeds]
     failed = [(report.again, *report.problems) for report in reports if report.problems]
     assert not failed
     return reports
@@ -36,6 +44,14 @@ def test_no_seed_finds_anything_where_two_engines_share_a_store() -> None:
 
 def test_no_seed_finds_anything_where_states_are_folds() -> None:
     ran(*range(BLOCK), family=Folded(snapshot_every=3))
+
+
+def test_no_seed_finds_anything_where_jobs_go_from_worker_to_worker() -> None:
+    told: list[str] = []
+    ran(*range(BLOCK // 4), family=splitting.SHORT, split=True, show=told.append)
+    ran(*range(BLOCK // 10), family=splitting.SHORT, split=True, engines=2)
+
+    assert len([line for line in told if "fetches" in line and "fetches 0" not in line]) > BLOCK // 10
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: f"{kept.seed}-{kept.engines}")

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import anyio
+import anyio.abc
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import registry
+from cards import codec, registry
+from cards.codec import Parts
 from cards.family import Family
 from cards.wire import (
     Batch,
@@ -26,11 +28,14 @@ from cards.wire import (
     WorkUnit,
 )
 from tests import toy
+from tests.carrying import carry
 from tests.simulation.link import Router, Wire
 from tests.simulation.trace import Trace
 from workers.execute import Executor, load_models
 from workers.inbox import Command, Inbox
 from workers.resident import BlobStore
+from workers.transfer import PATIENCE_S, Lender
+from workers.transfer_fetcher import Fetcher
 
 BEAT_S = 1.0
 
@@ -47,10 +52,19 @@ class Build(Struct, frozen=True):
 
 
 class SimWorker:
-    """`find` gives the router to connect to, or None while there is no engine."""
+    """`find` gives the router to connect to, or None while there is no engine; `peers` those that it can fetch from."""
 
     def __init__(
-        self, name: str, pid: int, build: Build, find: Callable[[], Router | None], chance: Random, trace: Trace
+        self,
+        name: str,
+        pid: int,
+        build: Build,
+        find: Callable[[], Router | None],
+        chance: Random,
+        trace: Trace,
+        peers: Callable[[], "Mapping[str, SimWorker]"],
+        carrying: Random,
+        serves: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.pid = pid
@@ -61,6 +75,10 @@ class SimWorker:
         self._build = build
         self._find = find
         self._chance = chance
+        self._peers = peers
+        self._carrying = carrying
+        self._serves = serves
+        self._tasks: anyio.abc.TaskGroup | None = None
         self._trace = trace
         self._fingerprint = chance.choice(build.fingerprints)
         self._inbox = Inbox()
@@ -77,6 +95,7 @@ class SimWorker:
         """Until it ends. Returns how."""
         self._trace(self.name, "starts")
         async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
             tasks.start_soon(self._link)
             tasks.start_soon(self._execute)
             await self._over.wait()
@@ -142,7 +161,7 @@ class SimWorker:
                 case Introduce() | Shutdown():
                     self._inbox.clear(Command(message))
                 case WorkUnit() | Batch():
-                    self._inbox.put(Command(message, tuple(frames)))
+                    self._put(Command(message, tuple(frames)))
                 case Refuse(reason=reason):
                     self.end(f"refused: {reason}")
             self._work.set()
@@ -161,6 +180,41 @@ class SimWorker:
             self._sent += not isinstance(message, Heartbeat)
         self._outbox.append((message, frames))
         self._news.set()
+
+    # -- the thread of transfers ----------------------------------------------------------------------------------
+
+    def _put(self, command: Command) -> None:
+        coming = [unit for unit in command.units if unit.fetch is not None]
+        self._inbox.put(command, coming=[unit.id for unit in coming])
+        for unit in coming:
+            assert self._tasks is not None
+            self._tasks.start_soon(self._fetch, unit)
+
+    async def _fetch(self, unit: WorkUnit) -> None:
+        """What the holder has, unless it is gone, frozen, or cannot be reached."""
+        assert unit.fetch is not None
+        await anyio.sleep(self._carrying.expovariate(1) * self._build.step_s)
+        holder = self._peers().get(unit.fetch.address)
+        fetcher, there = Fetcher(patience_s=0.0), {}
+        if holder is not None and holder.lends and self._carrying.random() < 0.8:
+            there[holder.name] = Lender(holder.find)
+        else:
+            await anyio.sleep(PATIENCE_S)
+        fetcher.begin(unit.id, unit.fetch, 0.0)
+        carry(fetcher, there)
+        await self._running.wait()
+        [brought] = fetcher.brought
+        self._trace(self.name, f"fetches {len(brought.blobs)} of {len(unit.fetch.digests)}")
+        self._inbox.arrived(brought.unit, brought.blobs)
+        self._work.set()
+
+    @property
+    def lends(self) -> bool:
+        return not self.how and self._running.is_set()
+
+    def find(self, job: str, digest: str) -> Parts | None:
+        tensor = self.executor.resident.find(job, digest)
+        return codec.parts(tensor) if tensor is not None else None
 
     # -- the executor's thread ------------------------------------------------------------------------------------
 
@@ -227,6 +281,8 @@ class SimWorker:
             models=tuple(registry.identity(family) for family in self._build.families),
             fingerprint=self._fingerprint,
             blobs=self._build.blobs.name,
+            transfers=self.name,
+            serves=self._serves,
             answers=answers,
         )
 

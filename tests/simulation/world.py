@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cards.family import Family
+from cards.roles import ROLES
 from engine.actor import restore
 from engine.client import Client
 from engine.engine import Engine, EngineSettings
@@ -46,6 +47,8 @@ class Parts(Struct, frozen=True):
     client: Callable[..., Client] = Client
     store: Callable[..., Journal] = MemoryJournal
     family: Family = toy.FAMILY
+    split: bool = False
+    """Each worker is of one role, and there is one of each beside an engine."""
 
 
 class Report(Struct, frozen=True):
@@ -105,7 +108,10 @@ class World:
         self._ids = itertools.count(1)
         self._pids = itertools.count(100)
         self._route = self.chance("route")
-        self.hosts = [Host(self, n, chance.randint(1, 3), self.chance(f"host {n}")) for n in range(engines)]
+        workers = [chance.randint(1, 3) for _ in range(engines)]
+        if parts.split:
+            workers = [len(ROLES)] * engines
+        self.hosts = [Host(self, n, workers[n], self.chance(f"host {n}")) for n in range(engines)]
 
     def chance(self, name: str) -> Random:
         """A source of chance of its own, so that a fault more in one place moves nothing elsewhere."""
