@@ -28,7 +28,8 @@ from store.journal import Journal
 from store.memory import MemoryJournal
 from store.open import open_journal
 from workers.devices import device_of
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 Progress = Callable[[str, int], None]
 

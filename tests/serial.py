@@ -12,7 +12,8 @@ from cards.request import GenerationRequest
 from cards.wire import Resources, TensorRef, UnitId, WorkPlan, WorkUnit
 from store.blobs import MemoryBlobs
 from tests import toy
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 
 class Serial:

@@ -48,9 +48,9 @@ from store.journal import Append, Appended, Journal
 from store.memory import MemoryJournal
 from tests import toy
 from tests.carrying import carry
-from workers.execute import load_models
 from workers.inbox import Command, Inbox
 from workers.link import heartbeat
+from workers.loaded import load_models
 from workers.observed import executor
 from workers.resident import BlobStore
 from workers.transfer import Lender

@@ -24,7 +24,8 @@ from tests.pool import Pool, pool
 from tests.processes import until
 from tests.workers.units import sent
 from workers.exchange import SOONER
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 pytestmark = pytest.mark.slow
 

@@ -18,6 +18,8 @@ WorkerError
 
 from collections.abc import Sequence
 
+from cards import memory
+from cards.errors import NotFinite
 from cards.wire import StepError
 
 
@@ -110,3 +112,21 @@ class Refused(WorkerError):
 
 def _named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+
+
+OOM = "oom"
+"""The kind of error of a step that ran out of memory."""
+
+
+def step_error(error: Exception) -> StepError:
+    if isinstance(error, BranchFailed):
+        return error.error
+    kinds = {
+        BlobsUnavailable: "store_trouble",
+        BlobLost: "corrupt_checkpoint",
+        FoldDiffers: "corrupt_checkpoint",
+        NotFinite: "nan",
+    }
+    other = OOM if memory.ran_out(error) else "error"
+    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), other)
+    return StepError(kind, f"{type(error).__name__}: {error}")

@@ -21,8 +21,7 @@ from cards.forward import Outputs
 from cards.parallel import CFG, ULYSSES, ParallelPlan
 from cards.ulysses import Ranks
 from cards.wire import StepError
-from workers.errors import BranchFailed, ExchangeBroken
-from workers.execute import step_error
+from workers.errors import BranchFailed, ExchangeBroken, step_error
 from workers.peers import Peers
 
 if TYPE_CHECKING:

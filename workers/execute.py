@@ -4,21 +4,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import cache_key, codec, lora, memory
-from cards.branches import COMPONENT, Branches, driven, evaluate
+from cards import cache_key, codec, lora
+from cards.branches import COMPONENT, driven, evaluate
 from cards.cache_key import CacheKey, Origin
-from cards.errors import NotFinite, WeightsChanged
-from cards.family import Asking, Components, Family, Made, StepBody
+from cards.errors import WeightsChanged
+from cards.family import Asking, Components, Made
 from cards.folding import FOLD, MADE, fold_of, lacking
 from cards.forward import Forward, Outputs
-from cards.parallel import ULYSSES
-from cards.registry import Families
-from cards.ulysses import Dealing, Ranks
 from cards.wire import (
     INLINE_LIMIT,
     ArtifactRef,
@@ -37,15 +34,8 @@ from workers.adapters import Adapters
 from workers.caches import FEATURE, STEP, Caches
 from workers.clock import perf_counter
 from workers.compiled import Tier
-from workers.errors import (
-    BlobLost,
-    BlobsUnavailable,
-    BranchFailed,
-    BrokenPromise,
-    ExchangeBroken,
-    FoldDiffers,
-    NotCompiled,
-)
+from workers.errors import OOM, BrokenPromise, ExchangeBroken, FoldDiffers, NotCompiled, step_error
+from workers.loaded import Beside, Loaded
 from workers.naming import Named, Naming
 from workers.residency import Residency
 from workers.resident import BlobStore, Resident
@@ -54,24 +44,9 @@ from workers.sharing import Sharing, free, in_pieces
 if TYPE_CHECKING:
     import torch
 
-OOM = "oom"
-"""The kind of error of a step that ran out of memory."""
-
 
 Arrived: TypeAlias = tuple[WorkUnit, Sequence[bytes]]
 """A unit and the frames that came with it."""
-
-
-class Loaded(Struct, frozen=True):
-    """A model on this device: its modules, what may be done with them, and what its bodies are given beside them.
-
-    Without a family nothing is known of what its steps are made of, and nothing that they make is used again.
-    """
-
-    components: Components
-    bodies: Mapping[str, StepBody]
-    beside: Mapping[str, Any] = {}
-    family: Family | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -80,40 +55,6 @@ class Answer(Struct, frozen=True):
     result: StepResult
     frames: tuple[bytes, ...] = ()
     blobs: Mapping[str, bytes] = {}
-
-
-class Beside(Mapping[str, Any]):
-    """A model's modules, and under their names what its bodies are given besides."""
-
-    def __init__(self, components: Components, more: Mapping[str, Any]) -> None:
-        self._components = components
-        self._more = more
-
-    def __getitem__(self, name: str) -> Any:
-        return self._more[name] if name in self._more else self._components[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self._components, *self._more))
-
-    def __len__(self) -> int:
-        return len(self._components) + len(self._more)
-
-
-def load_models(
-    registry: Families, device: str = "cpu", branches: Branches | None = None, ranks: Ranks | None = None
-) -> dict[str, Loaded]:
-    """`branches` evaluates those of their steps; without, each step evaluates its own. `ranks` share their forwards."""
-    beside = {} if branches is None else {COMPONENT: branches}
-    return {
-        name: Loaded(_modules(family, device, ranks), family.bodies(), beside, family)
-        for name, family in registry.items()
-    }
-
-
-def _modules(family: Family, device: str, ranks: Ranks | None) -> Components:
-    if ranks is not None and isinstance(family, Dealing) and not family.unshared(ULYSSES, ranks.degree):
-        return family.load_dealt(device, ranks)
-    return family.load(device)
 
 
 def asking(step: Made | Asking) -> Asking:
@@ -268,7 +209,8 @@ class Executor:
         with self._computing():
             steps = (self._body(one.unit.id.job, one.unit.plan, one.tensors) for one in those)
             for one, made in zip(those, side_by_side.run(steps, self.sharing.evaluate), strict=True):
-                one.made = made if isinstance(made, Made) else step_error(made)
+                with one.failing():
+                    one.made = _or_raised(made)
 
     def _named(self, one: Member, batch: int, took: float) -> Answer:
         """The answer. What the step derives is made of what it made, once that has its names."""
@@ -445,6 +387,12 @@ class Executor:
         return Answer(result, tuple(inline.values()), large if self._stores else {})
 
 
+def _or_raised(made: Made | Exception) -> Made:
+    if isinstance(made, Exception):
+        raise made
+    return made
+
+
 def _failed(unit: UnitId, error: StepError, batch: int, took: float) -> StepResult:
     return StepResult(id=unit, error=error, seconds=took / batch, batch=batch, batch_seconds=took)
 
@@ -452,17 +400,3 @@ def _failed(unit: UnitId, error: StepError, batch: int, took: float) -> StepResu
 def _ran_out(answer: Answer) -> bool:
     error = answer.result.error
     return error is not None and error.kind == OOM
-
-
-def step_error(error: Exception) -> StepError:
-    if isinstance(error, BranchFailed):
-        return error.error
-    kinds = {
-        BlobsUnavailable: "store_trouble",
-        BlobLost: "corrupt_checkpoint",
-        FoldDiffers: "corrupt_checkpoint",
-        NotFinite: "nan",
-    }
-    other = OOM if memory.ran_out(error) else "error"
-    kind = next((kind for cause, kind in kinds.items() if isinstance(error, cause)), other)
-    return StepError(kind, f"{type(error).__name__}: {error}")

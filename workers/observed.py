@@ -17,7 +17,8 @@ from cards.extensions.observers import open_observers
 from cards.family import Asking, Components, Made
 from cards.wire import WorkPlan
 from workers.caches import Caches
-from workers.execute import Answer, Arrived, Executor, Loaded, asking
+from workers.execute import Answer, Arrived, Executor, asking
+from workers.loaded import Loaded
 from workers.resident import BlobStore
 
 if TYPE_CHECKING:

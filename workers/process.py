@@ -23,8 +23,9 @@ from cards.roles import Role
 from workers import devices, exchange, pulse
 from workers.caches import BUDGETS, WEIGHTS, Caches
 from workers.compiled import Tier
-from workers.execute import Executor, Loaded, load_models
+from workers.execute import Executor
 from workers.link import Identity, Link
+from workers.loaded import Loaded, load_models
 from workers.observed import executor
 from workers.peers import Peers, joined
 from workers.ranks import Followers, follow

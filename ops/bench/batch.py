@@ -23,7 +23,8 @@ from ops.bench.measure import Figure, figure
 from ops.bench.random_wan import save
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 BATCHES = (1, 2, 4, 8)
 ROUNDS = 5

@@ -31,7 +31,8 @@ from tests.engine.folding import (
     world,
 )
 from tests.folded import Folded
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 # -- forks, rewinds and retries -------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from store.blobs import MemoryBlobs
 from tests import toy
 from tests.serial import Serial
 from tests.sim import Running, World, digests, request
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 STEPS = 4
 ALL = STEPS + 2

@@ -17,7 +17,8 @@ from store.blobs import MemoryBlobs
 from store.errors import CorruptBlob, MissingBlob
 from tests.sim import World, request
 from tests.toy import FAMILY, ToyFamily
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 PLACES = [("prepare", 0), *(("count", step) for step in range(4)), ("finish", 0)]
 

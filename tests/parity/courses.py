@@ -14,7 +14,8 @@ from engine.job import fold
 from engine.needs import tensors
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
-from workers.execute import Answer, Executor, Loaded
+from workers.execute import Answer, Executor
+from workers.loaded import Loaded
 
 Steps = dict[tuple[str, int], dict[str, str]]
 """What a job's steps left, tensors and artifacts, by digest."""

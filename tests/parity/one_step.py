@@ -24,7 +24,8 @@ from ops.models import read_models
 from ops.settings import Settings
 from workers import process
 from workers.caches import Caches
-from workers.execute import Answer, Executor, Loaded, load_models
+from workers.execute import Answer, Executor
+from workers.loaded import Loaded, load_models
 from workers.resident import BlobStore
 
 STILL = "still"

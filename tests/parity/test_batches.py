@@ -18,7 +18,7 @@ from tests.parity.courses import Course, Place, Steps, in_batches, one_by_one, t
 from tests.parity.reference import family
 from tests.parity.test_every_card import StepCache
 from workers import sharing
-from workers.execute import Loaded, load_models
+from workers.loaded import Loaded, load_models
 
 PRECISIONS = ("float32", "bfloat16")
 CLIP = {"size": "64x64", "frames": 5}

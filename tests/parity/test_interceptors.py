@@ -27,7 +27,8 @@ from store.blobs import MemoryBlobs
 from tests.parity import reference, tiny
 from tests.parity.reference import Digests, ended, expected, outcome
 from tests.sim import Running, World
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 NAMES = ("step_skip", "block_cache")
 THRESHOLDS = {"step_skip": 0.5, "block_cache": 0.1}

@@ -13,7 +13,8 @@ from engine.needs import tensors
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
 from tests import toy
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 Made = tuple[str, int, Any, Any, Any]
 

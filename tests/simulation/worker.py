@@ -31,8 +31,9 @@ from tests import toy
 from tests.carrying import carry
 from tests.simulation.link import Router, Wire
 from tests.simulation.trace import Trace
-from workers.execute import Executor, load_models
+from workers.execute import Executor
 from workers.inbox import Command, Inbox
+from workers.loaded import load_models
 from workers.resident import BlobStore
 from workers.transfer import PATIENCE_S, Lender
 from workers.transfer_fetcher import Fetcher

@@ -1,6 +1,7 @@
 """Units that are executed together: each answers for itself, whatever becomes of another."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from cards.errors import WeightsChanged
 from cards.extensions.observers import open_observers
 from cards.family import Asking, Components, Made
 from cards.folding import fold_of
@@ -15,7 +17,8 @@ from cards.forward import OUTPUT, Forward, single
 from cards.wire import Batch, Refold, StepResult, UnitId, WorkPlan, WorkUnit, promised
 from tests.workers.units import CountingBlobs, digests, sent
 from workers import sharing
-from workers.execute import Executor, Loaded
+from workers.execute import Executor
+from workers.loaded import Loaded
 from workers.observed import ObservedExecutor
 from workers.sharing import Sharing
 
@@ -309,6 +312,14 @@ def test_a_row_that_makes_the_call_raise_fails_its_own_job_alone(model: Module) 
     assert made(results) == made(expected)
     assert results[1].error is not None
     assert (results[1].error.message, results[1].batch) == ("ValueError: a bad row", 3)
+
+
+def test_weights_that_changed_under_the_process_end_it_and_no_job() -> None:
+    def body(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Made:
+        raise WeightsChanged(Path("weights"))
+
+    with pytest.raises(WeightsChanged):
+        together(executor(nn.Identity(), body), units(tokens(0), tokens(1)))
 
 
 def test_a_batch_that_does_not_fit_is_split_in_halves(model: Module) -> None:

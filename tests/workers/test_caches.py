@@ -18,8 +18,9 @@ from cards.shapes.family import Shapes
 from cards.wire import Release, StepResult, TensorRef, UnitId, WorkPlan, WorkUnit
 from tests.workers.units import CountingBlobs, sent
 from workers.caches import ADAPTER, BUDGETS, FEATURE, SLAB_KV, STEP, WEIGHTS, Caches
-from workers.execute import Executor, load_models
+from workers.execute import Executor
 from workers.inbox import Inbox
+from workers.loaded import load_models
 
 REFS, FRAMES = sent(x=torch.arange(4.0))
 

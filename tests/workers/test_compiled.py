@@ -22,7 +22,8 @@ from ops.settings import read
 from tests.workers.test_worker_link import FRAMES, asked, hear, hear_but_beats, worker
 from tests.workers.units import CountingBlobs
 from workers.compiled import Tier
-from workers.execute import Executor, load_models
+from workers.execute import Executor
+from workers.loaded import load_models
 
 
 class Block(nn.Module):

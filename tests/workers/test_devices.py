@@ -14,7 +14,7 @@ from tests import toy
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
 from workers.devices import device_of
 from workers.errors import NoDevice
-from workers.execute import load_models
+from workers.loaded import load_models
 from workers.resident import Resident
 
 X = torch.arange(6.0).reshape(2, 3)

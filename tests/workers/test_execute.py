@@ -11,7 +11,8 @@ from cards.family import Artifact, Made
 from cards.wire import INLINE_LIMIT, StepError, UnitId, promised
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
 from workers.errors import BlobLost, BlobsUnavailable
-from workers.execute import Answer, load_models
+from workers.execute import Answer
+from workers.loaded import load_models
 from workers.resident import Held, Resident
 
 X = torch.arange(6.0).reshape(2, 3)

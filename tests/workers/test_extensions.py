@@ -18,7 +18,8 @@ from cards.extensions.observers import check, open_observers
 from cards.family import Components, Made
 from cards.wire import StepError, WorkPlan
 from tests.workers.units import CountingBlobs, executor, sent, unit
-from workers.execute import Executor, Loaded
+from workers.execute import Executor
+from workers.loaded import Loaded
 from workers.observed import ObservedExecutor
 from workers.observed import executor as built
 

@@ -16,7 +16,9 @@ from cards.branches import COMPONENT, in_order
 from cards.errors import NotFinite
 from cards.family import Made
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
-from workers.execute import Executor, Loaded, step_error
+from workers.errors import step_error
+from workers.execute import Executor
+from workers.loaded import Loaded
 from workers.resident import Held, Resident
 
 X = torch.arange(6.0).reshape(2, 3)

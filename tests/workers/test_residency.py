@@ -25,8 +25,9 @@ from tests.workers.test_worker_link import worker as linked
 from tests.workers.units import CountingBlobs
 from workers.caches import ADAPTER, BUDGETS, STEP, WEIGHTS, Caches
 from workers.errors import WeightsTooLarge
-from workers.execute import Executor, load_models
+from workers.execute import Executor
 from workers.link import heartbeat
+from workers.loaded import load_models
 
 LOOPS = {"text_encoder": "encode_text", "transformer": "denoise", "vae": "decode_vae"}
 """Of each component a loop whose steps take it."""

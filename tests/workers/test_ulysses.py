@@ -13,8 +13,7 @@ from cards import ulysses
 from cards.ulysses import parts
 from cards.wan.dealt import deal
 from tests.parity import tiny
-from workers.errors import BranchFailed
-from workers.execute import step_error
+from workers.errors import BranchFailed, step_error
 from workers.ulysses import Ulysses
 
 PATIENCE_S = 30.0

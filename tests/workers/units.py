@@ -10,7 +10,8 @@ from cards.family import Components, Made, StepBody
 from cards.wire import TensorRef, UnitId, WorkPlan, WorkUnit
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
-from workers.execute import Executor, Loaded
+from workers.execute import Executor
+from workers.loaded import Loaded
 
 Body = Callable[[Mapping[str, torch.Tensor]], Made]
 
