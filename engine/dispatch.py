@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import anyio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards.registry import Registry
 from cards.wire import Batch, EngineMessage, Release, StepResult, UnitId, WorkPlan, WorkUnit
@@ -245,15 +246,19 @@ class Dispatcher:
             refolds=lacks.refolds,
         )
         actor.out.append(Sent(unit.id, unit.plan))
+        now = self._clock.monotonic()
         if not seat.outstanding:
-            seat.began_at = self._clock.monotonic()
+            seat.began_at = now
         priced = self.accounts.priced(actor, unit.plan, seat)
+        loading_s = seat.loading_s(unit.id.job, priced.needs, now)
+        seat.last, seat.modules = unit.id.job, ready.modules
         seat.outstanding[unit.id] = Reserved(
             batch=batch,
             model=actor.job.model.name,
             share=ready.share,
-            demand=ready.demand,
-            expected_s=self.accounts.share_s(priced, count),
+            demand=replace(ready.demand, seconds=ready.demand.seconds + loading_s) if loading_s else ready.demand,
+            expected_s=self.accounts.share_s(priced, count) + loading_s,
+            needs=priced.needs,
             priced=priced,
             alone=count == 1,
         )

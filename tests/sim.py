@@ -46,6 +46,7 @@ from store.errors import StoreUnavailable
 from store.journal import Append, Appended, Journal
 from store.memory import MemoryJournal
 from tests import toy
+from workers.caches import BUDGETS, WEIGHTS, Caches
 from workers.execute import load_models
 from workers.inbox import Command, Inbox
 from workers.link import heartbeat
@@ -186,6 +187,7 @@ class SimWorker:
         fingerprint: str,
         pool: str,
         extensions: Sequence[str] = (),
+        weights_bytes: int | None = None,
     ) -> None:
         self.name = name
         self.pool = pool
@@ -197,7 +199,8 @@ class SimWorker:
         """While it is set to an event, a unit waits for it before it answers."""
         self.hold_at: int | None = None
         """The unit, counted from 1, at which the gate closes."""
-        self.executor = executor(load_models({f.card.name: f for f in families}), blobs, extensions)
+        caches = Caches({**BUDGETS, WEIGHTS: weights_bytes})
+        self.executor = executor(load_models({f.card.name: f for f in families}), blobs, extensions, caches=caches)
         self._blobs = blobs
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
@@ -285,6 +288,7 @@ class SimWorker:
             await self.gate.wait()
         await anyio.lowlevel.checkpoint()
         await self._thawed()
+        self._beat(tell)
         for answer in answers:
             tell(self.name, answer.result, answer.frames)
         self._beat(tell)
@@ -374,7 +378,14 @@ class World:
         """For a journal that has jobs of another world."""
         self._ids = itertools.count(first)
 
-    def worker(self, *, credits: int = 2, fingerprint: str = "sim", pool: str = "default") -> SimWorker:
+    def worker(
+        self,
+        *,
+        credits: int = 2,
+        fingerprint: str = "sim",
+        pool: str = "default",
+        weights_bytes: int | None = None,
+    ) -> SimWorker:
         name = f"worker-{next(self._names)}"
         blobs = WorkerBlobs(self.blobs)
         return SimWorker(
@@ -385,6 +396,7 @@ class World:
             fingerprint=fingerprint,
             pool=pool,
             extensions=self.extensions,
+            weights_bytes=weights_bytes,
         )
 
     @asynccontextmanager
