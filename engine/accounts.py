@@ -116,10 +116,10 @@ class Accounts:
         account.share = share
         return replace(ready, share=share)
 
-    def took(self, actor: JobActor, reserved: Reserved, result: StepResult, worker: str) -> None:
+    def took(self, account: Account | None, reserved: Reserved, result: StepResult, worker: str) -> None:
         """A step of a job came back."""
-        if actor.account is not None:
-            actor.account.served_s += result.seconds
+        if account is not None:
+            account.served_s += result.seconds
         if (priced := reserved.priced) is None or reserved.batch == self._last_batch:
             return
         self._last_batch = reserved.batch  # its members come back one after the other, and this one speaks for all
