@@ -78,7 +78,7 @@ class Seat(Struct, kw_only=True):
     turn_at: float = 0.0
     """When that changed."""
     last: str = ""
-    """The job that a unit of was last sent to it, and with what modules it is evaluated."""
+    """The job whose unit was sent to it last, and what that is evaluated with."""
     modules: Modules | None = None
 
     def __post_init__(self) -> None:

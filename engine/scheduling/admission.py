@@ -52,7 +52,7 @@ class Room(Struct, kw_only=True, eq=False):
     device: Device | None = None
     """What is loaded once it has done what is with it, if that is not all that it could."""
     turn: Preference | None = None
-    """Whose steps go here, if not all may."""
+    """Whose steps go here, where models take turns."""
     modules: Modules | None = None
     """Of the placement that was last made."""
     kept: bool = False
@@ -106,7 +106,7 @@ class Room(Struct, kw_only=True, eq=False):
         return switching.loading_s(self.device, switching.absent(self.device, switching.wish_of(ready)))
 
     def holds(self, ready: Ready) -> bool:
-        """Whether there is room for all that a step has loaded, or it is to take it piece by piece."""
+        """Whether there is room for all weights that a step names, or it has to take them one after the other."""
         return self.device is None or switching.fits(self.device, ready)
 
     def is_crowded(self, ready: Ready, at_once: int | None) -> bool:
