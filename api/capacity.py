@@ -35,8 +35,19 @@ class StepCost(Struct, frozen=True, kw_only=True):
     """The mean of the first ones on their workers, which are no samples."""
 
 
+class ComponentCapacity(Struct, frozen=True, kw_only=True):
+    """Of a model, `<model>/<component>`: whether it is loaded, and what that takes, as last time or as predicted."""
+
+    name: str
+    bytes: int
+    loading_seconds: float
+    resident: bool
+
+
 class WorkerCapacity(Struct, frozen=True, kw_only=True):
-    """Reserved is what the weights in use, the jobs at home there and the steps with it take, as predicted."""
+    """Reserved is what the weights in use, the jobs at home there and the steps with it take, as predicted. Of its
+    weights `weights_bytes` are loaded at once; all where that is null.
+    """
 
     id: str
     pool: str
@@ -45,6 +56,8 @@ class WorkerCapacity(Struct, frozen=True, kw_only=True):
     reserved_bytes: int
     jobs: int
     outstanding_seconds: float
+    weights_bytes: int | None
+    components: list[ComponentCapacity]
 
 
 class Queue(Struct, frozen=True, kw_only=True):
@@ -83,6 +96,8 @@ def _shown(seen: capacity.Capacity) -> Capacity:
                 reserved_bytes=worker.reserved_bytes,
                 jobs=worker.jobs,
                 outstanding_seconds=worker.outstanding_s,
+                weights_bytes=worker.weights_bytes,
+                components=[_component(one) for one in worker.components],
             )
             for worker in seen.workers
         ],
@@ -107,3 +122,7 @@ def _cost(cost: capacity.StepCost) -> StepCost:
         samples=cost.samples,
         cold_seconds=cost.cold_s,
     )
+
+
+def _component(one: capacity.ComponentCapacity) -> ComponentCapacity:
+    return ComponentCapacity(name=one.name, bytes=one.nbytes, loading_seconds=one.loading_s, resident=one.resident)

@@ -269,6 +269,8 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """The components that are loaded, `<model>/<component>`, of those with weights."""
     weights: dict[str, Weights] = {}
     """All of those."""
+    weights_bytes: int | None = None
+    """How much of them is loaded at once; None where all may be."""
     running: tuple[UnitId, ...] = ()
     fetched: Fetched = Fetched()
 

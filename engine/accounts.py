@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from cards import cache_key
 from cards.card import ModelCard
 from cards.errors import InvalidRequest
 from cards.family import Family
@@ -117,6 +118,8 @@ class Accounts:
             role=role,
             home=actor.home,
             bound=bool(actor.out),
+            needs=priced.needs,
+            adapters=priced.group.adapters,
             share=account.share,
         )
         share = self._policy.share(ready)
@@ -125,18 +128,24 @@ class Accounts:
         account.share = share
         return replace(ready, share=share)
 
-    def took(self, actor: JobActor, reserved: Reserved, result: StepResult, worker: str) -> None:
+    def took(self, account: Account | None, reserved: Reserved, result: StepResult, worker: str) -> None:
         """A step of a job came back."""
-        if actor.account is not None:
-            actor.account.served_s += result.seconds
-        if result.error is not None or (priced := reserved.priced) is None:
+        if account is not None:
+            account.served_s += result.seconds
+        if (priced := reserved.priced) is None or reserved.batch == self._last_batch:
+            return
+        self._last_batch = reserved.batch  # its members come back one after the other, and this one speaks for all
+        if result.loading_s:
+            self.costs.left(worker, priced.kind.model)
+        if result.error is not None or result.reused:
             return
         if result.batch == 1:
             priced.figure.took(result.seconds, worker)
-        elif reserved.batch != self._last_batch:  # its members come back one after the other
-            self._last_batch = reserved.batch
+        else:
             kind = replace(priced.kind, batch=result.batch)
-            self.costs.figure(kind, result.batch * priced.figure.flops).took(result.batch_seconds, worker)
+            self.costs.figure(kind, result.batch * priced.figure.flops).took(
+                result.batch_seconds, worker, priced.group.adapters
+            )
 
     def priced(self, actor: JobActor, plan: WorkPlan, seat: Seat | None) -> Priced:
         """What is known of such steps there, or anywhere if there is no such worker."""
@@ -164,6 +173,7 @@ class Accounts:
             self.costs.figure(kind, foreseen.step_flops if foreseen else 0),
             foreseen.activation_bytes if foreseen else 0,
             Group(job.model, plan.loop, plan.kind, kind.shape, adapters),
+            cache_key.needs(self._registry[plan.instance].card, plan) if plan.instance in self._registry else (),
         )
 
     def _later_s(self, actor: JobActor, account: Account, here: StepKind) -> float:

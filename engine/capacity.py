@@ -2,7 +2,9 @@
 
 from msgspec import Struct
 
+from cards.wire import Heartbeat
 from engine.engine import Engine
+from engine.scheduling import switching
 from engine.scheduling.cost import StepKind
 
 
@@ -17,6 +19,15 @@ class StepCost(Struct, frozen=True, kw_only=True):
     """The mean of the first ones on their workers."""
 
 
+class ComponentCapacity(Struct, frozen=True, kw_only=True):
+    """What it takes to have a component, `<model>/<component>`: seconds as the last time, or else as predicted."""
+
+    name: str
+    nbytes: int
+    loading_s: float
+    resident: bool
+
+
 class WorkerCapacity(Struct, frozen=True, kw_only=True):
     id: str
     pool: str
@@ -27,6 +38,9 @@ class WorkerCapacity(Struct, frozen=True, kw_only=True):
     jobs: int
     outstanding_s: float
     """What is left of the work that is with it, as predicted."""
+    weights_bytes: int | None
+    """How much of its weights is loaded at once; None where all may be."""
+    components: tuple[ComponentCapacity, ...]
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
@@ -63,10 +77,26 @@ def capacity(engine: Engine, now: float) -> Capacity:
                 reserved_bytes=seat.hello.memory_bytes - int(rooms[seat.worker].free_bytes),
                 jobs=rooms[seat.worker].jobs.total(),
                 outstanding_s=max(0.0, rooms[seat.worker].queued_s),
+                weights_bytes=None if seat.beat is None else seat.beat.weights_bytes,
+                components=_components(seat.beat),
             )
             for seat in engine.fleet.seats.values()
         ),
         waiting=len(waiting),
         waiting_s=sum(ready.demand.seconds for ready in waiting),
         left_s=sum(ready.left_s for ready in waiting),
+    )
+
+
+def _components(beat: Heartbeat | None) -> tuple[ComponentCapacity, ...]:
+    if beat is None:
+        return ()
+    return tuple(
+        ComponentCapacity(
+            name=name,
+            nbytes=one.nbytes,
+            loading_s=switching.seconds(beat.weights, [name]),
+            resident=name in beat.resident,
+        )
+        for name, one in beat.weights.items()
     )

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import anyio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards.folding import lacking
 from cards.registry import Registry
@@ -157,7 +158,7 @@ class Dispatcher:
         reserved = self._fleet.answered(worker, result.id, now)
         actor = self._ledger.actors.get(result.id.job)
         if reserved is not None and actor is not None:
-            self.accounts.took(actor, reserved, result, worker)
+            self.accounts.took(actor.account, reserved, result, worker)
             self.scheduler.shares.add(reserved.share, result.seconds, now)
         return reserved
 
@@ -269,15 +270,19 @@ class Dispatcher:
             fetch=fetch,
         )
         actor.out.append(Sent(unit.id, unit.plan))
+        now = self._clock.monotonic()
         if not seat.outstanding:
-            seat.began_at = self._clock.monotonic()
+            seat.began_at = now
         priced = self.accounts.priced(actor, unit.plan, seat)
+        loading_s = seat.loading_s(unit.id.job, priced.needs, now)
+        seat.last, seat.modules = unit.id.job, ready.modules
         seat.outstanding[unit.id] = Reserved(
             batch=batch,
             model=actor.job.model.name,
             share=ready.share,
-            demand=ready.demand,
-            expected_s=self.accounts.share_s(priced, count),
+            demand=replace(ready.demand, seconds=ready.demand.seconds + loading_s) if loading_s else ready.demand,
+            expected_s=self.accounts.share_s(priced, count) + loading_s,
+            needs=priced.needs,
             priced=priced,
             alone=count == 1,
             fetches=fetch is not None,

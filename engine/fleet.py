@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId
+from engine.scheduling import switching
 from engine.scheduling.admission import Room
 from engine.scheduling.cost import Priced
-from engine.scheduling.ready import Demand
+from engine.scheduling.ready import Demand, Modules
+from engine.scheduling.switching import Device, Wish
 
 
 class Reserved(Struct, frozen=True, kw_only=True):
@@ -26,6 +29,8 @@ class Reserved(Struct, frozen=True, kw_only=True):
     expected_s: float = 0.0
     priced: Priced | None = None
     """What is known of its steps, where that is worth learning."""
+    needs: tuple[str, ...] = ()
+    """What it is to have loaded."""
     alone: bool = True
     """No other is executed with it."""
     fetches: bool = False
@@ -70,6 +75,13 @@ class Seat(Struct, kw_only=True):
     """When it began with what it is at, as far as is known."""
     device: str = ""
     """What kind it is: steps take as long on another one of this kind."""
+    loaded: Device | None = None
+    """What it said to have loaded, if that is not all that it could."""
+    turn_at: float = 0.0
+    """When that changed."""
+    last: str = ""
+    """The job whose unit was sent to it last, and what that is evaluated with."""
+    modules: Modules | None = None
 
     def __post_init__(self) -> None:
         self.device = f"{self.hello.fingerprint} ranks={self.hello.ranks}"
@@ -103,8 +115,37 @@ class Seat(Struct, kw_only=True):
             unit for unit, reserved in self.outstanding.items() if first and reserved.batch == first.batch
         )
 
+    @property
+    def weights_bytes(self) -> float:
+        """How much of its weights is loaded at once."""
+        return inf if self.beat is None or self.beat.weights_bytes is None else self.beat.weights_bytes
+
     def serves(self, model: ModelIdentity, role: str | None = None) -> bool:
         return model in self.hello.models and (role is None or not self.hello.serves or role in self.hello.serves)
+
+    def hears(self, beat: Heartbeat, now: float) -> None:
+        if self.beat is None or {*self.beat.resident} != {*beat.resident}:
+            self.turn_at = now
+        self.beat, self.loaded = beat, None
+        if len(beat.resident) < len(beat.weights):
+            self.loaded = Device(
+                resident=beat.resident, weights=beat.weights, began=self.turn_at, room_bytes=self.weights_bytes
+            )
+
+    def soon_loaded(self, now: float) -> Device | None:
+        """What will be, once what is with it has been done; None for all."""
+        if self.loaded is None:
+            return None
+        device = replace(self.loaded, last=self.last)
+        for unit, reserved in self.outstanding.items():
+            device = switching.after(device, Wish(reserved.model, reserved.needs, now, job=unit.job), now)
+        return device
+
+    def loading_s(self, job: str, needs: tuple[str, ...], now: float) -> float:
+        """What loading would take for one more unit."""
+        if (device := self.soon_loaded(now)) is None:
+            return 0.0
+        return switching.loading_s(device, switching.absent(device, Wish("", needs, now, job=job)))
 
     def room(self, home: AtHome, weights: Mapping[str, int], jumbo_s: float, now: float) -> Room:
         """What it has left to give. Weights are there for as long as a job or a unit of their model is.
@@ -130,7 +171,8 @@ class Seat(Struct, kw_only=True):
             if demand.seconds > jumbo_s:
                 jumbo = True
             peaks += demand.peak_bytes
-        taken = home.nbytes + peaks + sum([weights[model] for model in models])
+        in_use = sum([weights[model] for model in models])
+        taken = home.nbytes + peaks + min(in_use, self.weights_bytes)
         return Room(
             worker=self.worker,
             pool=self.hello.pool,
@@ -146,6 +188,9 @@ class Seat(Struct, kw_only=True):
             peak_bytes=peaks,
             jobs=home.shares.copy(),
             in_use=models,
+            weights_left=max(0, self.weights_bytes - in_use),
+            device=self.soon_loaded(now),
+            modules=self.modules,
             jumbo=jumbo,
         )
 
@@ -169,8 +214,9 @@ class Fleet:
         if seat is None:
             return False
         seat.heard_at = now
-        seat.beat = beat or seat.beat
         seat.received += beat is None
+        if beat is not None:
+            seat.hears(beat, now)
         return True
 
     def sending(self, worker: str) -> None:

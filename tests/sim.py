@@ -48,6 +48,7 @@ from store.journal import Append, Appended, Journal
 from store.memory import MemoryJournal
 from tests import toy
 from tests.carrying import carry
+from workers.caches import BUDGETS, WEIGHTS, Caches
 from workers.inbox import Command, Inbox
 from workers.link import heartbeat
 from workers.loaded import load_models
@@ -191,6 +192,7 @@ class SimWorker:
         pool: str,
         extensions: Sequence[str] = (),
         serves: tuple[str, ...] = (),
+        weights_bytes: int | None = None,
     ) -> None:
         self.name = name
         self.pool = pool
@@ -204,7 +206,8 @@ class SimWorker:
         """While it is set to an event, a unit waits for it before it answers."""
         self.hold_at: int | None = None
         """The unit, counted from 1, at which the gate closes."""
-        self.executor = executor(load_models({f.card.name: f for f in families}), blobs, extensions)
+        caches = Caches({**BUDGETS, WEIGHTS: weights_bytes})
+        self.executor = executor(load_models({f.card.name: f for f in families}), blobs, extensions, caches=caches)
         self._blobs = blobs
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
@@ -326,6 +329,7 @@ class SimWorker:
             await self.gate.wait()
         await anyio.lowlevel.checkpoint()
         await self._thawed()
+        self._beat(tell)
         for answer in answers:
             tell(self.name, answer.result, answer.frames)
         self._beat(tell)
@@ -417,7 +421,13 @@ class World:
         self._ids = itertools.count(first)
 
     def worker(
-        self, *, credits: int = 2, fingerprint: str = "sim", pool: str = "default", serves: tuple[str, ...] = ()
+        self,
+        *,
+        credits: int = 2,
+        fingerprint: str = "sim",
+        pool: str = "default",
+        serves: tuple[str, ...] = (),
+        weights_bytes: int | None = None,
     ) -> SimWorker:
         name = f"worker-{next(self._names)}"
         blobs = WorkerBlobs(self.blobs)
@@ -430,6 +440,7 @@ class World:
             pool=pool,
             extensions=self.extensions,
             serves=serves,
+            weights_bytes=weights_bytes,
         )
 
     @asynccontextmanager

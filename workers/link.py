@@ -38,6 +38,7 @@ from cards.wire import (
     WorkerMessage,
     WorkUnit,
 )
+from workers.caches import WEIGHTS
 from workers.clock import monotonic
 from workers.dealer import Dealer
 from workers.errors import Refused
@@ -92,6 +93,8 @@ class Link:
         self._stopping = False
         self._why = "told to stop"
         self._running: tuple[UnitId, ...] = ()
+        self._loaded: tuple[str, ...] = ()
+        """As the last beat said."""
         self._broken: str | None = None
         self._refused: str | None = None
         self._ended: str | None = None
@@ -187,7 +190,10 @@ class Link:
         """The executor's thread."""
         try:
             while not isinstance((command := self._next(engine, keeper)).message, Shutdown):
-                if (said := self._obey(command)) is not None:
+                said = self._obey(command)
+                if self._executor.residency.resident() != self._loaded:  # which is to be known before what comes of it
+                    _say(engine, self._beat(engine))
+                if said is not None:
                     keeper.say(said)
             self._followers.broadcast(Shutdown())
             goodbye = Goodbye(self._why, clean=True)
@@ -283,6 +289,7 @@ class Link:
     def _beat(self, engine: Dealer) -> Heartbeat:
         fetched = self._transfers.fetched if self._transfers is not None else Fetched()
         beat = heartbeat(self._executor, self._inbox.units(), engine.sent, engine.received, self._running)
+        self._loaded = beat.resident
         return replace(beat, fetched=fetched)
 
 
@@ -304,6 +311,7 @@ def heartbeat(
         caches={name: use for name, use in executor.caches.uses().items() if use != CacheUse()},
         resident=residency.resident(),
         weights=residency.weights.copy(),
+        weights_bytes=executor.caches.budget(WEIGHTS),
     )
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, field
 
 from cards.wire import Hello, ModelIdentity
-from engine.scheduling.ready import Demand, Ready
+from engine.scheduling import switching
+from engine.scheduling.ready import Demand, Modules, Ready
+from engine.scheduling.switching import Device, Preference
 
 QUEUE_S = 0.02
 """A worker that is busy is sent more once so little of its work is left: it is not to be idle while word of a step's
@@ -49,6 +51,14 @@ class Room(Struct, kw_only=True, eq=False):
     """Those at home here, by the share that they take."""
     in_use: set[str] = field(default_factory=set)
     """The models whose weights are counted."""
+    weights_left: float = math.inf
+    """How much more of weights can be there at once."""
+    device: Device | None = None
+    """What is loaded once it has done what is with it, if that is not all that it could."""
+    turn: Preference | None = None
+    """Whose steps go here, where models take turns."""
+    modules: Modules | None = None
+    """Of the placement that was last made."""
     kept: bool = False
     """For a job that waits until there are the bytes for it: others do not come here."""
     jumbo: bool = False
@@ -72,6 +82,8 @@ class Room(Struct, kw_only=True, eq=False):
 
     def takes(self, ready: Ready, at_once: int | None = None) -> bool:
         """Whether a step may be placed here now, where `at_once` jobs of a share are in progress at most."""
+        if not self.is_turn_of(ready):
+            return False
         at_home = ready.home == self.worker
         if not at_home and (self.kept or self.is_crowded(ready, at_once)):
             return False
@@ -80,22 +92,37 @@ class Room(Struct, kw_only=True, eq=False):
         return self.has_place and self.fits(ready)
 
     def goes_behind(self, ready: Ready) -> bool:
-        """Whether a step is sent behind what is here: if it follows on just that, or takes no time to speak of.
+        """Whether a step is sent behind what is here: if it follows on just that, or takes no time and no loading.
 
         Another would be in the way of whatever comes of that, which is not known before it is done.
         """
         follows = ready.bound and self.outstanding == 1
-        return not self.outstanding or follows or ready.demand.seconds < QUEUE_S
+        return not self.outstanding or follows or (ready.demand.seconds < QUEUE_S and not self.loading_s(ready))
+
+    def is_turn_of(self, ready: Ready) -> bool:
+        if self.turn is None or self.device is None:
+            return True
+        return self.turn.goes_first(self.device, switching.wish_of(ready))
+
+    def loading_s(self, ready: Ready) -> float:
+        """What loading would take for this step."""
+        if self.device is None:
+            return 0.0
+        return switching.loading_s(self.device, switching.absent(self.device, switching.wish_of(ready)))
+
+    def holds(self, ready: Ready) -> bool:
+        """Whether there is room for all weights that a step names, or it has to take them one after the other."""
+        return self.device is None or switching.fits(self.device, ready)
 
     def is_crowded(self, ready: Ready, at_once: int | None) -> bool:
         """Whether one more job of this share would be too many."""
         return at_once is not None and self.jobs[ready.share] >= at_once
 
-    def bytes_of(self, ready: Ready) -> int:
+    def bytes_of(self, ready: Ready) -> float:
         """What a step takes of the memory here, beside what is counted already."""
         demand = ready.demand
         resident = 0 if ready.home == self.worker else demand.resident_bytes
-        return demand.peak_bytes + resident + (0 if ready.model.name in self.in_use else demand.weights_bytes)
+        return demand.peak_bytes + resident + self._weights_of(ready)
 
     def is_large_enough(self, ready: Ready) -> bool:
         """Whether a step would fit if nothing else were here."""
@@ -105,9 +132,21 @@ class Room(Struct, kw_only=True, eq=False):
         """Whether there are the bytes for a step, beside all that is here."""
         return self.bytes_of(ready) <= self.free_bytes
 
+    def fits_when_idle(self, ready: Ready) -> bool:
+        """Whether it would once all that is with the worker is done."""
+        at_home = ready.home == self.worker
+        return at_home or not self.jobs.total() or self.bytes_of(ready) <= self.free_bytes + self.peak_bytes
+
+    def takes_when_idle(self, ready: Ready, at_once: int | None) -> bool:
+        """Whether only what is with the worker, or the turn of others, is in the way of a step."""
+        if ready.home != self.worker and (self.kept or self.is_crowded(ready, at_once)):
+            return False
+        return self.serves(ready) and self.fits_when_idle(ready)
+
     def add(self, ready: Ready) -> None:
         """A step goes to this worker, with the placement that was last made."""
         self.free_bytes -= self.bytes_of(ready)
+        self.weights_left -= self._weights_of(ready)
         self.in_use.add(ready.model.name)
         self.peak_bytes += ready.demand.peak_bytes
         self.queued_s += ready.demand.seconds
@@ -116,7 +155,7 @@ class Room(Struct, kw_only=True, eq=False):
     def keep_for(self, ready: Ready) -> None:
         """Nothing more comes here that would be in the way of a step which does not fit now."""
         self.kept = True
-        if self.credits and (ready.home == self.worker or self.bytes_of(ready) <= self.free_bytes + self.peak_bytes):
+        if self.credits and self.fits_when_idle(ready):
             self.credits = 0  # it will fit once the worker is idle; else jobs that are at home here must end first
 
     def place(self, *members: Ready) -> None:
@@ -124,7 +163,12 @@ class Room(Struct, kw_only=True, eq=False):
         self.credits -= 1
         self.outstanding += 1
         for ready in members:
+            self.queued_s += self.loading_s(ready)
+            self.modules = ready.modules
             self.add(ready)
+
+    def _weights_of(self, ready: Ready) -> float:
+        return 0 if ready.model.name in self.in_use else min(ready.demand.weights_bytes, self.weights_left)
 
 
 def lack(demand: Demand, workers: Sequence[Hello]) -> str | None:

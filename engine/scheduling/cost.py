@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct, field
 
 from cards.wire import ModelIdentity
-from engine.scheduling.ready import Group
+from engine.scheduling.ready import Adapters, Group
 
 CPU_FLOPS = 0.08e12
 """A second, as a prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AVX-512), measured."""
@@ -32,7 +32,7 @@ WEIGHT = 0.1
 """Of the newest sample, once there are as many others as that makes."""
 
 MOST = 2000
-"""Kinds that are remembered."""
+"""Kinds that are remembered, and of each the workers that are warm."""
 
 
 class StepKind(Struct, frozen=True):
@@ -73,10 +73,12 @@ class Figure(Struct):
     deviation_s: float = 0.0
     samples: int = 0
     cold_s: float = 0.0
-    """The mean of the first one on each worker, which are no samples: a worker makes things ready with it."""
+    """The mean of the first one on each worker, which are no samples: a worker makes things ready with it, and of a
+    batch it measures whether its members may share. So it does when it has loaded the model again.
+    """
     cold: int = 0
-    warm: set[str] = field(default_factory=set)
-    """The workers that have had their first."""
+    warm: set[tuple[str, Adapters]] = field(default_factory=set)
+    """The workers that have had their first, of a batch for each of its adapters."""
 
     @property
     def expected_s(self) -> float:
@@ -90,10 +92,12 @@ class Figure(Struct):
             return self.mean_s + DEVIATIONS * self.deviation_s
         return max(LEAST_S, MARGIN * self.expected_s)
 
-    def took(self, seconds: float, worker: str) -> None:
+    def took(self, seconds: float, worker: str, adapters: Adapters = ()) -> None:
         """A step was timed."""
-        if worker not in self.warm:
-            self.warm.add(worker)
+        if (worker, adapters) not in self.warm:
+            if len(self.warm) >= MOST:
+                self.warm.clear()
+            self.warm.add((worker, adapters))
             self.cold += 1
             self.cold_s += (seconds - self.cold_s) / self.cold
             return
@@ -113,6 +117,8 @@ class Priced(Struct, frozen=True):
     figure: Figure
     peak_bytes: int
     group: Group
+    needs: tuple[str, ...] = ()
+    """What such steps are to have loaded."""
 
 
 class CostModel:
@@ -147,10 +153,11 @@ class CostModel:
             self._rates[device] = Rate(self._given.get(device, prior))
         return self._rates[device]
 
-    def left(self, worker: str) -> None:
-        """One that comes back under this name is cold."""
-        for figure in self._figures.values():
-            figure.warm.discard(worker)
+    def left(self, worker: str, model: ModelIdentity | None = None) -> None:
+        """It has nothing ready any more, of this model or of any: what it does next is its first."""
+        for kind, figure in self._figures.items():
+            if figure.warm and model in (None, kind.model):
+                figure.warm = {one for one in figure.warm if one[0] != worker}
 
     def known(self) -> Iterator[tuple[StepKind, Figure]]:
         """All that steps have been lined up of, on devices that were there."""

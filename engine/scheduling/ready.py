@@ -1,8 +1,16 @@
 """A step that may run, as the scheduler sees it: whose it is, what it will take, and where it can go."""
 
+from typing import TypeAlias
+
 from msgspec import Struct
 
 from cards.wire import ModelIdentity
+
+Adapters: TypeAlias = tuple[tuple[str, float], ...]
+"""LoRAs by digest and strength, in their order."""
+
+Modules: TypeAlias = tuple[ModelIdentity, Adapters]
+"""What a step is evaluated with."""
 
 
 class Demand(Struct, frozen=True):
@@ -31,8 +39,7 @@ class Group(Struct, frozen=True):
     kind: str
     shape: str
     """The request's size and frames."""
-    adapters: tuple[tuple[str, float], ...] = ()
-    """LoRAs by digest and strength, in their order."""
+    adapters: Adapters = ()
 
 
 class Ready(Struct, frozen=True, kw_only=True):
@@ -63,5 +70,12 @@ class Ready(Struct, frozen=True, kw_only=True):
     """The worker that holds the job's tensors."""
     bound: bool = False
     """Only `home` can run it: it reads what that worker is still making."""
+    needs: tuple[str, ...] = ()
+    """What it is to have loaded, `<model>/<component>`."""
+    adapters: Adapters = ()
     share: str = ""
     """Whose share of the devices the job takes, as the policy says."""
+
+    @property
+    def modules(self) -> Modules:
+        return self.model, self.adapters

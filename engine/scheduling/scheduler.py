@@ -4,7 +4,7 @@ Nothing here waits, sends or measures; what it is told and when decides all that
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from engine.scheduling.line import Line
 from engine.scheduling.policy import Policy
 from engine.scheduling.ready import Ready
 from engine.scheduling.shares import Shares
+from engine.scheduling.switching import prefer, wish_of
 
 AGED_EVERY = 4
 """After so many placements one is for the step that has waited longest, if it has waited too long."""
@@ -32,6 +33,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """
     batch_wait_s: float = 0.0
     """How long a step waits for partners."""
+    adapters_s: float = 2.0
+    """How long a step may be passed over for those that need no other adapters than the step before."""
     ageing_s: float = 60.0
     """A step that has waited for longer has a turn whatever the policy says, and a worker kept free for it if need be.
     """
@@ -86,12 +89,27 @@ class Scheduler:
         return placements
 
     def _placements(self, there: Mapping[str, Room], now: float) -> list[Placement]:
+        for room in there.values():
+            self._take_turns(room, there, now)
         placements = self._aged(there, now) if self._since_aged >= AGED_EVERY else []
         taken = {ready.job for placement in placements for ready in placement.members}
+        placements += self._in_order(there, taken, now)
+        if self.due_at is None and self._lift_turns(there):
+            placements += self._in_order(there, taken, now)
+        for job in taken:
+            self.line.discard(job)
+        return placements
+
+    def _in_order(self, there: Mapping[str, Room], taken: set[str], now: float) -> list[Placement]:
+        placements: list[Placement] = []
         for ready in self.line.in_order(self._homes(there), now):
             if ready.job in taken or self._holds(ready, now):
                 continue
-            if (room := self._choose(ready, there, now)) is None:
+            room = self._choose(ready, there, now)
+            if room is not None and (alike := self._alike(ready, room, taken, now)) is not None:
+                placements.append(self._place(alike, room, taken))
+                room = self._choose(ready, there, now)
+            if room is None:
                 continue  # this one does not fit now; it must not block one that does
             if room.goes_behind(ready):
                 placements.append(self._place(ready, room, taken))
@@ -99,9 +117,42 @@ class Scheduler:
                 room.credits = 0  # it is next there, as soon as that is idle
             if not any(room.has_place for room in there.values()):
                 break
-        for job in taken:
-            self.line.discard(job)
         return placements
+
+    def _take_turns(self, room: Room, there: Mapping[str, Room], now: float) -> None:
+        """Where there is not room for all models, the steps of some go first: of those that are the most urgent, or
+        have waited too long.
+        """
+        if room.device is None or not room.has_place or not room.device.takes_turns:
+            return
+        able = [ready for ready in self.line if room.takes_when_idle(ready, self.policy.at_once)]
+        able = [ready for ready in able if ready.home is None or ready.home not in there.keys() - {room.worker}] or able
+        most = max((ready.priority for ready in able), default=0)
+        able = [ready for ready in able if ready.priority == most or now - ready.since > self.limits.ageing_s]
+        room.turn = prefer(room.device, [wish_of(ready) for ready in able], now)
+
+    def _lift_turns(self, there: Mapping[str, Room]) -> bool:
+        """Whether a worker would be idle though all whose turn it is there have something else in their way."""
+        idle = [room for room in there.values() if room.turn is not None and room.has_place and not room.outstanding]
+        for room in idle:
+            room.turn = None
+        return bool(idle)
+
+    def _alike(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
+        """A step to run before this one, of the same priority, since it needs no change of adapters there."""
+        if room.modules is None or room.modules == ready.modules or room.modules[0] != ready.model or room.outstanding:
+            return None
+        patience_s = self.limits.adapters_s
+        if ready.bound or now - ready.since > patience_s:
+            return None
+        if ready.deadline is not None and now + patience_s + ready.left_s > ready.deadline:
+            return None
+        for other in self.line.in_order([home for home in (None, room.worker) if home in self.line.homes()], now):
+            if other.priority != ready.priority or other.modules != room.modules or other.job in taken:
+                continue
+            if not self._holds(other, now) and room.takes(other, self.policy.at_once):
+                return other
+        return None
 
     def _homes(self, rooms: Mapping[str, Room]) -> list[str | None]:
         """The workers whose jobs can go on: there, on an idle one, or wherever there is a place if theirs is gone."""
@@ -135,7 +186,11 @@ class Scheduler:
         if home in able:
             return home
         options = able if home is None or home not in serving else [room for room in able if not room.outstanding]
-        return min(options, key=lambda room: (room.outstanding, room.coming, room.worker), default=None)
+        return min(
+            options,
+            key=lambda room: (room.outstanding, room.coming, room.loading_s(ready), room.worker),
+            default=None,
+        )
 
     def _spared(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
         """The last worker that has no step which takes long, if this is one and shorter work may come."""
@@ -146,14 +201,15 @@ class Scheduler:
         return clear[0] if len(clear) == 1 and len(serving) > 1 else None
 
     def _place(self, first: Ready, room: Room, taken: set[str]) -> Placement:
+        seconds = first.demand.seconds + room.loading_s(first)
         room.place(first)
         together: tuple[Ready, ...] = (first,)
-        if first.group is not None and self.limits.batch_most > 1:
+        if first.group is not None and self.limits.batch_most > 1 and room.holds(first):
             partners = (ready for ready in self.line.together(first.group) if ready.job not in taken)
             most, most_s = self.limits.batch_most, self.limits.batch_s
             at_once = self.policy.at_once
             together = batch.members(first, partners, room, most=most, most_s=most_s, at_once=at_once)
-        room.jumbo = room.jumbo or first.demand.seconds > self.limits.jumbo_s
+        room.jumbo = room.jumbo or seconds > self.limits.jumbo_s
         taken.update(ready.job for ready in together)
         self._since_aged += 1
         return Placement(room.worker, together)
@@ -180,6 +236,8 @@ class Scheduler:
                 self._since_aged = 0
                 return [self._place(ready, room, set())]
             if (room := self._awaited(ready, rooms)) is not None:
+                if not room.is_turn_of(ready) and room.takes_when_idle(ready, self.policy.at_once):
+                    continue  # its turn will come
                 room.keep_for(ready)
                 break
         return []

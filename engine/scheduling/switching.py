@@ -4,12 +4,15 @@ Loading takes as long as many steps, so they take turns: a turn lasts until what
 share of it. Who has waited longest is next, so nobody waits longer than the turns of all others.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cards.wire import Weights
+from engine.scheduling.ready import Ready
 
 LOADED_PER_S = 1e9
 """Bytes, by a device that has loaded nothing yet."""
@@ -21,6 +24,15 @@ class Device(Struct, frozen=True, kw_only=True):
     resident: Collection[str]
     weights: Mapping[str, Weights]
     began: float
+    room_bytes: float = math.inf
+    """For what is loaded at once."""
+    last: str = ""
+    """The job that had its last step here."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether there is not room for all."""
+        return sum([one.nbytes for one in self.weights.values()]) > self.room_bytes
 
 
 class Wish(Struct, frozen=True):
@@ -32,6 +44,7 @@ class Wish(Struct, frozen=True):
     """When it became ready."""
     seconds: float = 0.0
     """What there is to do with them: this step, and what its job has behind it."""
+    job: str = ""
 
 
 class Turns(Struct, frozen=True):
@@ -69,25 +82,80 @@ def prefer(device: Device, wishes: Sequence[Wish], now: float, turns: Turns = TU
     here = by_lack.pop(frozenset(), [])
     if not by_lack:
         return Preference(_models(here))
+    oldest = min(by_lack.items(), key=lambda side: _age(*side))
     if not here:
-        return _of(device, *min(by_lack.items(), key=lambda side: (_price(device, *side), *_age(*side))))
-    following = _of(device, *min(by_lack.items(), key=lambda side: _age(*side)))
+        waited_s = now - _age(*oldest)[0]
+        bargain = min(by_lack.items(), key=lambda side: (_price(device, *side), *_age(*side)))
+        return _of(device, *(oldest if waited_s > turns.most_s else bargain))
+    following = _of(device, *oldest)
     over = now - device.began >= turns.lasts(following.loading_s)
     return following if over else Preference(_models(here))
 
 
+def wish_of(ready: Ready) -> Wish:
+    return Wish(ready.model.name, ready.needs, ready.since, ready.left_s, ready.job)
+
+
 def absent(device: Device, wish: Wish) -> frozenset[str]:
-    """What would have to be loaded."""
-    return frozenset(name for name in wish.components if name in device.weights and name not in device.resident)
+    """What would have to be loaded.
+
+    Where a step names more than there is room for, such as two experts of which it takes one, that is as much as fits.
+    Once no more does, it is all there for the job that ran last, which goes on with what it took: if its jobs took
+    turns with every step, each could find there what the other needs.
+    """
+    lacks = [name for name in wish.components if name in device.weights and name not in device.resident]
+    if not lacks or _fit(device, wish.components):
+        return frozenset(lacks)
+    left = device.room_bytes - _nbytes(device, (name for name in wish.components if name in device.resident))
+    fitting = _as_fit(device, lacks, left)
+    return frozenset(fitting or (() if wish.job == device.last else lacks[:1]))
+
+
+def after(device: Device, wish: Wish, now: float) -> Device:
+    """The device once it has had a step that is with it."""
+    loads = absent(device, wish)
+    if not loads:
+        return device
+    left = device.room_bytes - _nbytes(device, loads)
+    newest = [*device.resident][::-1]
+    others = sorted(newest, key=lambda name: name not in wish.components)
+    return replace(device, resident=(*_as_fit(device, others, left)[::-1], *sorted(loads)), began=now)
+
+
+def fits(device: Device, ready: Ready) -> bool:
+    """Whether there is room for all that a step names."""
+    return _fit(device, ready.needs)
 
 
 def loading_s(device: Device, names: Collection[str]) -> float:
-    """As their last loads took, or as their bytes take at this device's rate."""
-    known = [one.nbytes / one.load_s for one in device.weights.values() if one.load_s]
+    return seconds(device.weights, names)
+
+
+def seconds(weights: Mapping[str, Weights], names: Collection[str]) -> float:
+    """As their last loads took, or as their bytes take at the rate of others there."""
+    if not names:
+        return 0.0
+    known = [one.nbytes / one.load_s for one in weights.values() if one.load_s]
     rate = median(known) if known else LOADED_PER_S
-    return sum(
-        one.nbytes / rate if one.load_s is None else one.load_s for one in map(device.weights.__getitem__, names)
-    )
+    return sum(one.nbytes / rate if one.load_s is None else one.load_s for one in map(weights.__getitem__, names))
+
+
+def _fit(device: Device, names: Iterable[str]) -> bool:
+    return _nbytes(device, names) <= device.room_bytes
+
+
+def _nbytes(device: Device, names: Iterable[str]) -> int:
+    return sum([device.weights[name].nbytes for name in names if name in device.weights])
+
+
+def _as_fit(device: Device, names: Iterable[str], left: float) -> list[str]:
+    """Those that fit one after the other, in their order."""
+    fitting = []
+    for name in names:
+        if device.weights[name].nbytes <= left:
+            left -= device.weights[name].nbytes
+            fitting.append(name)
+    return fitting
 
 
 def _of(device: Device, lacks: frozenset[str], wishes: Sequence[Wish]) -> Preference:

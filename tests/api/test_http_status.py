@@ -41,6 +41,8 @@ async def test_capacity_says_what_steps_take_what_workers_have_and_what_waits(
         "reserved_bytes": 0,
         "jobs": 0,
         "outstanding_seconds": 0.0,
+        "weights_bytes": None,
+        "components": [],
     }
     assert seen["queue"] == {"steps": 0, "seconds": 0, "job_seconds": 0}
 

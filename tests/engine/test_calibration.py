@@ -1,15 +1,23 @@
 """What steps took is kept in the log, seldom, and never in the way of a job."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from cards.wire import ModelIdentity
+from cards.registry import Registry
+from cards.wire import ModelIdentity, StepError, StepResult, UnitId
+from engine.accounts import Accounts
 from engine.calibration import Calibration
-from engine.scheduling.cost import CostModel, StepKind
+from engine.fleet import Fleet, Reserved
+from engine.scheduling.cost import CostModel, Priced, StepKind
+from engine.scheduling.policy import POLICIES
+from engine.scheduling.ready import Group
 from store.errors import StoreUnavailable
 from store.journal import Append
 from store.memory import MemoryJournal
-from tests.sim import QueuedJournal, SimClock
+from tests import toy
+from tests.sim import QueuedJournal, SimClock, at_once
 
 KIND = StepKind("default", "device=cpu", ModelIdentity("toy", "c", "w"), "count", "count", "8x8x5")
 STREAM = "pool/default"
@@ -28,6 +36,48 @@ def calibration(journal: MemoryJournal, costs: CostModel) -> Calibration:
 
 async def events(journal: MemoryJournal) -> int:
     return len(await journal.read(STREAM))
+
+
+def taught(*results: tuple[int, StepResult]) -> CostModel:
+    """By results that came back one after the other, each of a batch of this number."""
+    registry = Registry({"toy": toy.FAMILY})
+    accounts = Accounts(registry, Fleet(1.0), POLICIES["deadline"], SimClock(), at_once, shared=False)
+    figure = accounts.costs.figure(KIND)
+    figure.took(9.0, "worker")
+    priced = Priced(KIND, figure, 0, Group(KIND.model, "count", "count", "8x8x5"))
+    for batch, result in results:
+        accounts.took(None, Reserved(batch=batch, model="toy", priced=priced), result, "worker")
+    return accounts.costs
+
+
+def result(seconds: float, **fields: Any) -> StepResult:
+    return StepResult(UnitId("j", 1, 1, 1), seconds=seconds, **fields)
+
+
+def test_neither_what_was_had_from_an_equal_step_nor_what_failed_is_learnt() -> None:
+    broken = StepError("error", "it broke")
+    costs = taught((1, result(2.0)), (2, result(0.0, reused=True)), (3, result(0.1, error=broken)))
+
+    assert (costs.figure(KIND).mean_s, costs.figure(KIND).samples) == (2.0, 1)
+
+
+def test_loading_is_no_part_of_a_step_and_the_step_after_it_is_a_first_one() -> None:
+    costs = taught((1, result(2.0)), (2, result(50.0, loading_s=30.0)), (3, result(2.0)))
+
+    figure = costs.figure(KIND)
+    assert (figure.mean_s, figure.samples, figure.cold) == (2.0, 2, 2)
+
+
+def test_a_batch_is_one_sample_but_for_its_first_and_one_in_which_a_step_failed() -> None:
+    shared = {"batch": 2, "batch_seconds": 4.0}
+    first = [(1, result(10.0, batch=2, batch_seconds=20.0))] * 2
+    failed = [(2, result(8.0, batch=2, batch_seconds=16.0, error=StepError("error", "")))]
+    failed += [(2, result(8.0, batch=2, batch_seconds=16.0))]
+    costs = taught(*first, *failed, *[(3, result(2.0, **shared))] * 2)
+
+    together = costs.figure(replace(KIND, batch=2))
+    assert (together.mean_s, together.samples, together.cold_s) == (4.0, 1, 20.0)
+    assert costs.figure(KIND).samples == 0
 
 
 async def test_what_one_engine_has_learnt_another_begins_with() -> None:

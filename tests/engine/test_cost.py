@@ -83,6 +83,25 @@ def test_the_first_step_on_each_worker_counts_apart() -> None:
     assert (figure.samples, figure.cold) == (2, 3)
 
 
+def test_the_first_batch_with_other_adapters_counts_apart() -> None:
+    figure = CostModel().figure(replace(KIND, batch=2))
+    for adapters, seconds in (((), 5.0), ((), 1.0), ((("x", 1.0),), 5.0), ((("x", 1.0),), 1.0), ((), 1.0)):
+        figure.took(seconds, "a", adapters)
+
+    assert (figure.mean_s, figure.samples, figure.cold) == (1.0, 3, 2)
+
+
+def test_a_worker_that_has_loaded_a_model_again_is_cold_for_that_model() -> None:
+    model = CostModel()
+    figure, other = model.figure(KIND), model.figure(replace(KIND, model=ModelIdentity("other", "c", "w")))
+    for one in (figure, other):
+        for worker in ("a", "b"):
+            one.took(1.0, worker)
+    model.left("a", KIND.model)
+
+    assert (figure.warm, other.warm) == ({("b", ())}, {("a", ()), ("b", ())})
+
+
 def test_what_one_kind_teaches_of_a_device_serves_the_others() -> None:
     model = CostModel()
     known, unknown = model.figure(KIND, 10**12), model.figure(replace(KIND, shape="16x16x5"), 4 * 10**12)

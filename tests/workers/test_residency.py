@@ -15,12 +15,12 @@ from cards.family import Components, Made, Reads, StepBody
 from cards.lazy import Lazy
 from cards.shapes.card import CARD
 from cards.shapes.family import FAMILY, Shapes
-from cards.wire import Sleep, StepResult, UnitId, Wake, WorkPlan, WorkUnit
+from cards.wire import Heartbeat, Hello, Sleep, StepResult, UnitId, Wake, WorkPlan, WorkUnit
 from engine.link import listen
 from tests.parity import tiny
 from tests.parity.reference import family
 from tests.workers.test_ranks import pool
-from tests.workers.test_worker_link import FRAMES, asked, hear_but_beats
+from tests.workers.test_worker_link import FRAMES, asked, hear, hear_but_beats
 from tests.workers.test_worker_link import worker as linked
 from tests.workers.units import CountingBlobs
 from workers.caches import ADAPTER, BUDGETS, STEP, WEIGHTS, Caches
@@ -227,6 +227,20 @@ async def test_a_worker_obeys_between_two_steps_and_goes_on(tmp_path: Path) -> N
         [result] = await hear_but_beats(engine, 1)
         assert isinstance(result, StepResult)
         assert result.error is None
+
+
+async def test_a_worker_says_what_is_loaded_before_it_answers_the_step_that_loaded_it(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/link"
+    async with listen(address) as engine, linked(address, heartbeat_s=3600.0, runs=worker(Counted(), budget=10)):
+        await hear(engine, Hello)
+        await engine.send("w", unit("vae"))
+        heard = [(await engine.receive()).message]
+        while not isinstance(heard[-1], StepResult):
+            heard.append((await engine.receive()).message)
+
+    beat = heard[-2]
+    assert isinstance(beat, Heartbeat)
+    assert (beat.resident, beat.weights_bytes) == (("shapes/vae",), 10)
 
 
 def test_the_loading_of_a_step_that_fails_is_not_the_next_ones() -> None:

@@ -83,11 +83,11 @@ class Worker(Struct):
 
 @asynccontextmanager
 async def worker(
-    address: str, *, heartbeat_s: float = 0.02, blobs: CountingBlobs | None = None
+    address: str, *, heartbeat_s: float = 0.02, blobs: CountingBlobs | None = None, runs: Executor | None = None
 ) -> AsyncIterator[Worker]:
     """A link in a thread of its own, for as long as it is entered."""
     steps = Steps()
-    runs = executor(steps, blobs)
+    runs = runs or executor(steps, blobs)
     link = Link(address, ME, runs, Followers([], 0.0), heartbeat_s=heartbeat_s)
     there = Worker(link, steps, runs, anyio.Event())
 
