@@ -46,11 +46,12 @@ async def _list(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _in_short(worker: dict[str, Any]) -> dict[str, Any]:
-    """With what its weights take and its caches keep in one number each. An engine of before says neither."""
-    weights, resident = worker.pop("weights", {}), worker.get("resident", [])
+    """With what its weights take, its caches keep and others gave it in one number each, if its engine says them."""
+    weights, resident, fetched = worker.pop("weights", {}), worker.pop("resident", []), worker.pop("fetched", {})
     loaded = sum(weights[name]["nbytes"] for name in resident)
     kept = sum(use["nbytes"] for name, use in worker.pop("caches", {}).items() if name != "weights")
-    return worker | {"resident": ", ".join(resident), "weights": size(loaded), "kept": size(kept)}
+    numbers = {"weights": loaded, "kept": kept, "fetched": fetched.get("nbytes", 0)}
+    return worker | {"resident": ", ".join(resident)} | {name: size(nbytes) for name, nbytes in numbers.items()}
 
 
 async def _rest(verb: str, arguments: argparse.Namespace, settings: Settings) -> int:

@@ -256,7 +256,7 @@ async def test_a_worker_sleeps_and_wakes_by_component(settings: Settings) -> Non
         assert (asleep.json["outcome"], asleep.json["components"]) == ("falling_asleep", ["toy/counter"])
         assert (awake.json["outcome"], awake.json["components"]) == ("waking", ["toy/counter"])
         assert "this worker has no 'lungs'; there are: counter" in unknown.err
-        assert listed.out.split("\n")[0].split()[-3:] == ["resident", "weights", "kept"]
+        assert listed.out.split("\n")[0].split()[-4:] == ["resident", "weights", "kept", "fetched"]
 
 
 async def test_without_an_engine_there_are_no_workers(settings: Settings) -> None:
