@@ -5,6 +5,7 @@ overtake the units it makes pointless. The executor's thread owns the device. Wh
 first, the keeper's thread stores, while the executor goes on.
 """
 
+import math
 import os
 import select
 import socket as hosts
@@ -137,7 +138,8 @@ class Link:
         _say(engine, self._hello())
         beat_at = monotonic()
         while True:
-            poller.poll(min(LOOK_UP_MS, max(0, int((beat_at - monotonic()) * 1000))))
+            due_ms = math.inf if engine.stuck else 1000 * (beat_at - monotonic())
+            poller.poll(int(min(LOOK_UP_MS, max(0, due_ms))))
             engine.exchange()
             if self._ended is not None:
                 return self._ended
@@ -148,9 +150,8 @@ class Link:
                 raise Refused(self._refused)
             if self._stopping:
                 self._inbox.clear(Command(Shutdown()))
-            if monotonic() >= beat_at:
-                if not engine.stuck:  # a beat that cannot leave now says nothing later
-                    _say(engine, self._beat(engine))
+            if monotonic() >= beat_at and not engine.stuck:  # one that cannot leave now would say nothing later
+                _say(engine, self._beat(engine))
                 beat_at = monotonic() + self._heartbeat_s
 
     def _take(self, frames: list[bytes]) -> None:

@@ -323,6 +323,15 @@ async def test_an_engine_that_was_away_hears_the_results_and_no_pile_of_beats(tm
     assert len(heard) <= 3
 
 
+async def test_the_first_beat_comes_with_the_hello_however_late_the_engine_is(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/engine"
+    async with worker(address, heartbeat_s=3600.0):
+        await anyio.sleep(0.3)  # it has tried to say both, and to nobody
+        async with listen(address) as engine:
+            await hear(engine, Hello)
+            await hear(engine, Heartbeat)
+
+
 async def test_a_worker_that_comes_back_takes_its_name_over() -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as before:
         before.setsockopt(zmq.IDENTITY, b"w")
