@@ -67,6 +67,12 @@ class Held(Struct, frozen=True):
     digests: frozenset[str]
 
 
+class Moves(Struct):
+    """How often jobs came to workers and left them. What was made of that stays true until it is another number."""
+
+    count: int = 0
+
+
 class JobActor:
     def __init__(self, journal: Journal, loaded: Loaded, saved: Saved) -> None:
         self._journal = journal
@@ -92,6 +98,8 @@ class JobActor:
         self.held: frozenset[str] = frozenset()
         self.inline: dict[str, bytes] = {}
         """The bytes of the state's small blobs, for a worker that lacks them."""
+        self.moves = Moves()
+        """Of all jobs, once it is among those that are driven here."""
         self.undurable = 0
         self._behind: list[Pending] | None = None
         """What waits for the claim that is on its way to disk, if one is."""
@@ -172,6 +180,7 @@ class JobActor:
         """The job's next step runs with this worker, which holds nothing of it yet if it is another one."""
         if worker == self.home:
             return
+        self.moves.count += 1
         before, self.left = self.left, Held(self.home, self.held) if self.home is not None else None
         back = before is not None and before.worker == worker
         if before is not None and not back:
@@ -181,6 +190,7 @@ class JobActor:
     def leave(self) -> None:
         """The worker that held the job's tensors is gone. The one that it fetched them from still has them."""
         self.out.clear()
+        self.moves.count += 1
         before, self.left = self.left, None
         self.home = before.worker if before is not None else None
         self.held = before.digests if before is not None else frozenset()

@@ -75,7 +75,7 @@ def capacity(engine: Engine, now: float) -> Capacity:
                 device=seat.device,
                 memory_bytes=seat.hello.memory_bytes,
                 reserved_bytes=seat.hello.memory_bytes - int(rooms[seat.worker].free_bytes),
-                jobs=rooms[seat.worker].jobs.total(),
+                jobs=sum(rooms[seat.worker].jobs.values()),
                 outstanding_s=max(0.0, rooms[seat.worker].queued_s),
                 weights_bytes=None if seat.beat is None else seat.beat.weights_bytes,
                 components=_components(seat.beat),

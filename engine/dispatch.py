@@ -76,9 +76,9 @@ class Dispatcher:
         self._serials = itertools.count(1)
         self._batches = itertools.count(1)
         self._planned = anyio.Event()
-        self._homes: tuple[list[JobActor], list[str | None]] = ([], [])
         self._at_home: dict[str, AtHome] = {}
-        """What the workers held when the actors and their homes were these: it is counted anew when they are others."""
+        self._counted_at: int | None = None
+        """What the workers hold, as it was after so many moves; None if it is to be counted anew anyhow."""
 
     def line_up(self, actor: JobActor) -> None:
         """The job's next step may run. One that is lined up already stays where it is, as it looks now."""
@@ -88,7 +88,7 @@ class Dispatcher:
         held = (account.share, account.resident_bytes)
         ready = self.accounts.ready(actor, account, now)
         if held != (account.share, account.resident_bytes):
-            self._homes = ([], [])
+            self._counted_at = None
         if account.forecast.kinds and (lack := self._lack(ready)) is not None:  # else it is tried
             self.unfit.setdefault(actor.job.id, (now, lack))
             self._stand_down(actor)
@@ -202,11 +202,9 @@ class Dispatcher:
 
     def rooms(self, now: float) -> list[Room]:
         """What the workers have left, derived from the units that are with them and the jobs at home there."""
-        actors = list(self._ledger.actors.values())
-        homes = [actor.home for actor in actors]
-        if self._homes != (actors, homes):
-            self._homes, self._at_home = (actors, homes), {}
-            for actor in actors:
+        if self._counted_at != self._ledger.moves.count:
+            self._counted_at, self._at_home = self._ledger.moves.count, {}
+            for actor in self._ledger.actors.values():
                 if actor.account is not None and actor.home is not None:
                     there = self._at_home.setdefault(actor.home, AtHome())
                     there.add(actor.account.share, actor.job.model.name, actor.account.resident_bytes)

@@ -4,7 +4,6 @@ What a worker has reserved is derived from the units that are with it, so nothin
 whatever reason, has given everything back.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 
@@ -40,12 +39,12 @@ class Reserved(Struct, frozen=True, kw_only=True):
 class AtHome(Struct):
     """The jobs whose tensors a worker holds: how many there are of each share, their models, and their bytes."""
 
-    shares: Counter[str] = field(default_factory=Counter)
+    shares: dict[str, int] = field(default_factory=dict)
     models: set[str] = field(default_factory=set)
     nbytes: int = 0
 
     def add(self, share: str, model: str, nbytes: int) -> None:
-        self.shares[share] += 1
+        self.shares[share] = self.shares.get(share, 0) + 1
         self.models.add(model)
         self.nbytes += nbytes
 

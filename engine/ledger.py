@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from engine.actor import JobActor, Pending, restore, stream
+from engine.actor import JobActor, Moves, Pending, restore, stream
 from engine.clock import Clock
 from engine.errors import DrivenElsewhere, JobNotFound, Overtaken, StoreTrouble
 from engine.events import JobEvent
@@ -39,6 +39,8 @@ class Ledger:
         on_dropped: Followup,
     ) -> None:
         self.actors: dict[str, JobActor] = {}
+        self.moves = Moves()
+        """Also counts who comes to the actors and who is forgotten."""
         self.trouble: str | None = None
         """Why the store took no writes the last time it was asked, or None."""
         self._journal = journal
@@ -120,8 +122,10 @@ class Ledger:
 
         An actor that is new here takes its log over with its first write.
         """
-        claim = claim or not self.drives(actor)
-        self.actors[actor.job.id] = actor
+        if not self.drives(actor):
+            claim = True
+            self.actors[actor.job.id], actor.moves = actor, self.moves
+            self.moves.count += 1
         pending = actor.write(events, at=self._clock.now(), lease=self._lease, claim=claim, inline=inline)
         self._pending.put_nowait(pending)
         return pending.told
@@ -170,6 +174,7 @@ class Ledger:
 
     def _forget(self, actor: JobActor) -> None:
         del self.actors[actor.job.id]
+        self.moves.count += 1
         for departed in self._departures.values():
             departed.add(actor.job.id)
 

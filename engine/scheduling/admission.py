@@ -1,7 +1,6 @@
 """What a worker has left to give, and whether a step may have it: all that it demands at once, or nothing."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
@@ -47,7 +46,7 @@ class Room(Struct, kw_only=True, eq=False):
     """Beside the weights, the tensors of the jobs at home here, and the peaks of the steps that are with it."""
     peak_bytes: float = 0
     """Of the steps that are with it."""
-    jobs: Counter[str] = field(default_factory=Counter)
+    jobs: dict[str, int] = field(default_factory=dict)
     """Those at home here, by the share that they take."""
     in_use: set[str] = field(default_factory=set)
     """The models whose weights are counted."""
@@ -87,7 +86,7 @@ class Room(Struct, kw_only=True, eq=False):
         at_home = ready.home == self.worker
         if not at_home and (self.kept or self.is_crowded(ready, at_once)):
             return False
-        if not self.outstanding and (at_home or not self.jobs.total()):
+        if not self.outstanding and (at_home or not self.jobs):
             return self.has_place
         return self.has_place and self.fits(ready)
 
@@ -116,7 +115,7 @@ class Room(Struct, kw_only=True, eq=False):
 
     def is_crowded(self, ready: Ready, at_once: int | None) -> bool:
         """Whether one more job of this share would be too many."""
-        return at_once is not None and self.jobs[ready.share] >= at_once
+        return at_once is not None and self.jobs.get(ready.share, 0) >= at_once
 
     def bytes_of(self, ready: Ready) -> float:
         """What a step takes of the memory here, beside what is counted already."""
@@ -135,7 +134,7 @@ class Room(Struct, kw_only=True, eq=False):
     def fits_when_idle(self, ready: Ready) -> bool:
         """Whether it would once all that is with the worker is done."""
         at_home = ready.home == self.worker
-        return at_home or not self.jobs.total() or self.bytes_of(ready) <= self.free_bytes + self.peak_bytes
+        return at_home or not self.jobs or self.bytes_of(ready) <= self.free_bytes + self.peak_bytes
 
     def takes_when_idle(self, ready: Ready, at_once: int | None) -> bool:
         """Whether only what is with the worker, or the turn of others, is in the way of a step."""
@@ -150,7 +149,8 @@ class Room(Struct, kw_only=True, eq=False):
         self.in_use.add(ready.model.name)
         self.peak_bytes += ready.demand.peak_bytes
         self.queued_s += ready.demand.seconds
-        self.jobs[ready.share] += ready.home != self.worker
+        if ready.home != self.worker:
+            self.jobs[ready.share] = self.jobs.get(ready.share, 0) + 1
 
     def keep_for(self, ready: Ready) -> None:
         """Nothing more comes here that would be in the way of a step which does not fit now."""

@@ -55,7 +55,7 @@ class Line:
 
     def in_order(self, homes: Collection[str | None], now: float) -> Iterator[Ready]:
         """Those at home there, the most urgent first. The line must not change meanwhile."""
-        if now - self._fresh_at > FRESH_S:
+        if not self._policy.settled and now - self._fresh_at > FRESH_S:
             self._refresh(now)
         lines = [self._sorted[home] for home in homes]
         return (entry[2] for entry in (lines[0] if len(lines) == 1 else heapq.merge(*lines, key=_place)))

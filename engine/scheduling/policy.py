@@ -35,6 +35,11 @@ class Policy(Protocol):
     def at_once(self) -> int | None:
         """Jobs of one share that a worker has in progress at a time; None for as many as fit."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether a step keeps its place for as long as it waits: nothing in its key is another one later."""
+        ...
+
     def share(self, ready: Ready) -> str:
         """Whose share of the devices a job takes: device time is counted by it."""
         ...
@@ -63,6 +68,7 @@ class Ruled(Struct, frozen=True, kw_only=True):
     rule: Rule
     shared_by: Callable[[Ready], str] = lambda ready: ready.tenant
     at_once: int | None = None
+    settled: bool = False
 
     def share(self, ready: Ready) -> str:
         return self.shared_by(ready)
@@ -105,14 +111,14 @@ def _first_due(ready: Ready, outlook: Outlook) -> Key:
     return (due(ready),)
 
 
-FIFO = Ruled(name="fifo", rule=_in_order, shared_by=lambda ready: "", at_once=1)
+FIFO = Ruled(name="fifo", rule=_in_order, shared_by=lambda ready: "", at_once=1, settled=True)
 """One job at a time, from its first step to its last."""
 
 RUN_TO_COMPLETION = Ruled(name="run_to_completion", rule=_least_served, shared_by=length, at_once=1)
 """A pool of short jobs and one of long ones, each of which does one job at a time. Where both are on one device they
 share it evenly."""
 
-ROUND_ROBIN = Ruled(name="round_robin", rule=_in_turn)
+ROUND_ROBIN = Ruled(name="round_robin", rule=_in_turn, settled=True)
 """A step of each job in turn."""
 
 BATCH_FIRST = Ruled(name="batch_first", rule=_most_alike)
@@ -121,7 +127,7 @@ BATCH_FIRST = Ruled(name="batch_first", rule=_most_alike)
 FAIR = Ruled(name="fair", rule=_least_served)
 """The tenant that has had least device time lately, and its oldest job."""
 
-DEADLINE = Ruled(name="deadline", rule=_first_due)
+DEADLINE = Ruled(name="deadline", rule=_first_due, settled=True)
 """The job that is due first. By least slack two jobs of a kind would take turns, and both be done when the later is."""
 
 DEFAULT = DEADLINE.name

@@ -250,4 +250,4 @@ class Scheduler:
         most = self.policy.at_once
         serving = [room for room in rooms.values() if room.serves(ready) and not room.is_crowded(ready, most)]
         serving = [room for room in serving if room.is_large_enough(ready)] or serving
-        return min(serving, key=lambda room: (room.jobs.total(), room.worker), default=None)
+        return min(serving, key=lambda room: (sum(room.jobs.values()), room.worker), default=None)

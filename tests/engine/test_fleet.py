@@ -118,7 +118,7 @@ def test_a_worker_has_left_what_neither_jobs_nor_steps_nor_weights_take() -> Non
 
     left = one.room(home, {"toy": 30, "other": 1000}, jumbo_s=5.0, now=0.0)
 
-    assert (left.free_bytes, left.peak_bytes, left.jobs.total(), left.in_use) == (40, 10, 1, {"toy"})
+    assert (left.free_bytes, left.peak_bytes, sum(left.jobs.values()), left.in_use) == (40, 10, 1, {"toy"})
     assert room(seat("b", memory_bytes=100)).free_bytes == 100
 
 

@@ -252,6 +252,16 @@ def test_the_largest_group_goes_first_until_another_step_has_been_passed_over_fo
 
 
 @EVERY
+def test_a_policy_is_settled_if_neither_time_nor_others_change_a_key(policy: Policy) -> None:
+    step = ready(0, Load(steps=3, step_s=2.0))
+    had = Shares()
+    had.add(policy.share(step), 5.0, 0.0)
+    outlooks = itertools.product((0.0, HELD_S, 1e6), (Shares(), had), (1, 3))
+
+    assert (len({policy.key(step, *outlook) for outlook in outlooks}) == 1) == policy.settled
+
+
+@EVERY
 @LAW
 @given(step_s=st.sampled_from([0.3, 1.0, 5.0]), steps=st.integers(1, 4))
 def test_under_no_policy_does_a_job_starve_behind_a_flood_of_what_is_more_urgent(
