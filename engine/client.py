@@ -307,8 +307,8 @@ class Client:
         there = self._engine.fleet.serving(job.model, job.pool)
         if job.pool and not there:
             return f"no worker of pool {job.pool!r} takes work for {job.model.name!r} now"
-        if there and not self._engine.serves_next(job):
-            return f"no worker serves as {self._engine.role(job)} for {job.model.name!r} now"
+        if there and not self._engine.served.next_of(job):
+            return f"no worker serves as {self._engine.served.role(job)} for {job.model.name!r} now"
         return self._engine.dispatcher.why(job.id)
 
     async def destination(self, name: str) -> dict[str, str]:
@@ -323,7 +323,7 @@ class Client:
             return {kind: rest}
         pools = {seat.hello.pool for seat in self._engine.fleet.seats.values()}
         try:
-            engines = await self._engine.peers()
+            engines = await self._engine.peers.names()
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
         if name in pools or name in engines:

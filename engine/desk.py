@@ -48,7 +48,7 @@ class Desk:
             engine.requests,
             clock,
             engine=engine.settings.name,
-            others=engine.others,
+            others=engine.peers.others,
             perform=self._perform,
         )
         engine.duties.append(self._relay.serve)

@@ -12,44 +12,41 @@ from typing import Any
 import anyio
 
 from cards import codec
-from cards.card import Node
 from cards.registry import Registry, identity
-from cards.roles import role_of, roles_of
 from cards.wire import (
     Goodbye,
     Heartbeat,
     Hello,
-    ModelIdentity,
     Released,
     Shutdown,
     Sleep,
     StepResult,
     Wake,
-    WorkPlan,
 )
-from engine import driver, share, verbs
 from engine.accounts import Accounts
 from engine.actor import JobActor
 from engine.calibration import Calibration
 from engine.cancel import Canceller
 from engine.clock import Clock
 from engine.dispatch import AHEAD, Dispatcher
-from engine.errors import LoopFailed, Overtaken
+from engine.errors import Overtaken
 from engine.events import JobReleased
 from engine.fleet import Fleet, Seat
 from engine.hub import Hub
 from engine.intake import Aside, in_a_thread
-from engine.job import Job, State
+from engine.job import State
 from engine.joining import Door
 from engine.lease import Lease
 from engine.ledger import Ledger
 from engine.link import Arrived, Link
-from engine.needs import grown
+from engine.peers import Peers
 from engine.reconcile import Reconciler
+from engine.results import Results
 from engine.scheduling.policy import POLICIES
 from engine.scheduling.scheduler import Scheduler
+from engine.served import Served
 from engine.settings import EngineSettings as EngineSettings
-from store.journal import EngineRow, Journal, News
+from store.journal import Journal, News
 
 log = logging.getLogger("keyframe.engine")
 
@@ -85,13 +82,17 @@ class Engine:
         self.requests = Hub()
         """Who waits for what engines ask of each other."""
         self.fleet = Fleet(settings.silent_s)
+        self.identities = {name: identity(family) for name, family in registry.items()}
+        """Each card and its weights, as they are here."""
+        self.served = Served(registry, self.identities, self.fleet)
+        self.peers = Peers(journal, settings.name)
         self.lease = Lease(
             journal,
             clock,
             engine=settings.name,
             ttl_s=settings.lease_s,
             url=settings.url,
-            models=self._served,
+            models=self.served.offers,
             lapsed=self._lapsed,
         )
         self.ledger = Ledger(
@@ -99,7 +100,7 @@ class Engine:
             clock,
             self.hub,
             lease=self.lease.name,
-            others=self.others,
+            others=self.peers.others,
             on_told=self._on_told,
             on_dropped=self._on_dropped,
         )
@@ -114,12 +115,10 @@ class Engine:
             Scheduler(POLICIES[settings.policy], settings.limits),
         )
         self.canceller = Canceller(self.ledger, self.dispatcher, clock)
-        self.identities = {name: identity(family) for name, family in registry.items()}
-        """Each card and its weights, as they are here."""
+        self.results = Results(registry, self.ledger)
         self.duties: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What else is to run for as long as the engine does."""
         self.draining = False
-        self.steps = 0
         self.moved_at = clock.monotonic()
         """When a worker last did something, on the monotonic clock."""
         self.reconciler = Reconciler(
@@ -131,8 +130,8 @@ class Engine:
             max_active=settings.max_active,
             monotonic=clock.monotonic,
             patience_s=3 * settings.reconcile_s,
-            models=self._served,
-            served=lambda actor: not self.fleet.seats or self.serves_next(actor.job),
+            models=self.served.offers,
+            served=lambda actor: not self.fleet.seats or self.served.next_of(actor.job),
             claimed=self._claimed,
         )
         self._journal = journal
@@ -244,22 +243,6 @@ class Engine:
         self.requests.wake(news.stream)
         self.requests.wake(news.stream.rpartition("/")[0])  # whoever waits for any that is asked of one engine
 
-    async def engines(self) -> dict[str, EngineRow]:
-        """Those with a live lease, by name."""
-        return {engine.name: engine for engine in await self._journal.engines() if engine.left_s > 0}
-
-    async def others(self) -> set[str]:
-        """The engines with a live lease, but for this one."""
-        return set(await self.engines()) - {self.settings.name}
-
-    async def peers(self) -> list[str]:
-        """The engines that work on this store now, this one among them."""
-        return sorted({self.settings.name, *await self.engines()})
-
-    async def is_first(self) -> bool:
-        """Whether what one engine should do for all is this one's to do."""
-        return (await self.peers())[0] == self.settings.name
-
     async def renew(self) -> None:
         """Keep the lease. If it has run out, what was driven under it is let go of first."""
         await self.lease.renew()
@@ -341,7 +324,7 @@ class Engine:
         self.lease.check()
         await self._let_go()
         for actor, lack in self.dispatcher.too_large(self._clock.monotonic() - self.settings.patience_s):
-            self._fail(actor, "too_large", lack)
+            self.results.fail(actor, "too_large", lack)
             await self._go_on(actor)
         for seat in self.fleet.silent(self._clock.monotonic()):
             await self.give_up(seat.worker, f"silent for {self.settings.silent_s:g} s")
@@ -378,46 +361,9 @@ class Engine:
         arrived = dict(zip(result.inline, frames, strict=True))
         sent = actor.out.popleft()
         if actor.job.state in (State.RUNNING, State.PAUSED) and not actor.waits:
-            self._fold_in(actor, worker, sent.plan, result, arrived)
+            self.results.fold_in(actor, worker, sent.plan, result, arrived)
         await self.dispatcher.dismiss(actor)
         await self._go_on(actor, waits=not reserved.alone and self.fleet.at_it(worker, reserved.batch))
-
-    def _fold_in(
-        self, actor: JobActor, worker: str, plan: WorkPlan, result: StepResult, arrived: dict[str, bytes]
-    ) -> None:
-        if result.error is not None:
-            if result.error.kind == "store_trouble":
-                self._wait_for_store(actor, result.error.message)
-            else:
-                self._fail(actor, result.error.kind, result.error.message)
-            return
-        assert actor.state is not None
-        done = driver.completed(self._node(actor.job), plan, result, worker)
-        try:
-            turn = driver.fold_in(actor.job, self.registry[actor.job.model.name], actor.state, done)
-        except LoopFailed as error:
-            self._fail(actor, "error", str(error))
-            return
-        if actor.out and not driver.as_promised(actor.out[0].plan, turn.plan):
-            self._fail(actor, "error", f"loop {plan.loop} promised another step than the one after step {plan.step}")
-            return
-        self.steps += 1
-        assert actor.plan is not None, "a step that came back was sent"
-        actor.refolds = grown(actor.refolds, actor.plan, done)
-        actor.state, actor.plan = turn.state, turn.plan
-        actor.held = actor.held.union(ref.digest for ref in result.tensors.values())
-        self.ledger.write(actor, [done, *turn.events], inline=arrived)
-        actor.keep_inline(arrived)
-
-    def _wait_for_store(self, actor: JobActor, message: str) -> None:
-        """The step itself is sound: it is sent again, with all that it reads, once what follows it is back."""
-        self.ledger.trouble = message
-        actor.waits, actor.lined_up = True, False
-        actor.held = frozenset()
-        log.warning("a step waits for the store: %s", message, extra={"job": actor.job.id})
-
-    def _fail(self, actor: JobActor, kind: str, message: str) -> None:
-        self.ledger.write(actor, verbs.fail(actor.job, self._node(actor.job), kind, message))
 
     def _lost(self, seat: Seat, reason: str, *, blame: bool) -> None:
         log.warning("lost worker %s: %s", seat.worker, reason)
@@ -432,10 +378,7 @@ class Engine:
                 self._line_up(actor, again=True)
                 continue  # it has ended, or was between two steps: its next one goes elsewhere
             blamed = any(unit in running for unit in units)
-            limit = self.settings.max_deaths
-            node = self._node(actor.job)
-            events = verbs.lose_worker(actor.job, node, seat.worker, reason, blamed=blamed, max_deaths=limit)
-            self.ledger.write(actor, events)
+            self.results.lose(actor, seat.worker, reason, blamed=blamed, max_deaths=self.settings.max_deaths)
             self._line_up(actor, again=True)
 
     # -- going on -----------------------------------------------------------------------------------------------
@@ -483,23 +426,6 @@ class Engine:
         while self._lapses:
             await self.dispatcher.release(self._lapses.pop())
 
-    def _served(self) -> list[str]:
-        """The models that there are workers for, as the lease says them."""
-        return share.offers(model for model in self.identities.values() if self.servable(model))
-
-    def servable(self, model: ModelIdentity) -> bool:
-        """Whether there are workers for all loops of a model."""
-        roles = roles_of(self.registry[model.name].card)
-        return all(self.fleet.serving(model, role=role) for role in roles or (None,))
-
-    def serves_next(self, job: Job) -> bool:
-        """Whether there is a worker for the loop that a job is in."""
-        return bool(self.fleet.serving(job.model, job.pool, self.role(job)))
-
-    def role(self, job: Job) -> str | None:
-        """Whose the loop is that a job is in."""
-        return None if job.terminal else role_of(self.registry[job.model.name].card, self._node(job).loop)
-
     def _line_up(self, actor: JobActor, *, again: bool = False) -> bool:
         """Line the job's next step up, if its units are not too far ahead of worker and disk. Whether it is new there.
 
@@ -514,6 +440,3 @@ class Engine:
         if may:
             self.dispatcher.line_up(actor)
         return may
-
-    def _node(self, job: Job) -> Node:
-        return driver.node_of(job, self.registry[job.model.name])

@@ -258,7 +258,7 @@ class Operator:
     async def _check_engine(self, job: Job, engine: str) -> None:
         """Raises NoSuchPlace, StoreTrouble."""
         try:
-            live = await self._engine.engines()
+            live = await self._engine.peers.live()
         except StoreError as error:
             raise StoreTrouble(str(error)) from error
         mine = engine == self._engine.settings.name

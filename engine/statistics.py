@@ -81,7 +81,7 @@ def _kept(beat: Heartbeat | None) -> dict[str, Any]:
 
 
 def servable(engine: Engine, model: str) -> bool:
-    return engine.servable(engine.identities[model])
+    return engine.served.whole(engine.identities[model])
 
 
 def readiness(engine: Engine, now: float, stall_s: float) -> Readiness:
@@ -136,6 +136,6 @@ def statistics(engine: Engine) -> EngineStatistics:
         reserved_bytes=sum(seat.reserved_bytes for seat in seats),
         resident_tensors=sum(beat.resident_tensors for beat in beats),
         resident_bytes=sum(beat.resident_bytes for beat in beats),
-        steps_completed=engine.steps,
+        steps_completed=engine.results.steps,
         draining=engine.draining,
     )

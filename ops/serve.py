@@ -133,7 +133,7 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
                 tasks.start_soon(engine.run)
                 if settings.gc_every_s:
                     forget = functools.partial(client.collect, dry_run=False)
-                    tasks.start_soon(keep_collecting, forget, engine.is_first, clock, settings.gc_every_s)
+                    tasks.start_soon(keep_collecting, forget, engine.peers.is_first, clock, settings.gc_every_s)
                 async with anyio.create_task_group() as web:
                     with announced(settings.data, Whereabouts(os.getpid(), url, settings.store_name)):
                         web.start_soon(server.serve, [http])

@@ -161,7 +161,7 @@ async def test_nothing_is_told_before_it_is_durable() -> None:
                 data += await anext(parts)
             journal.hold()
             running.add_worker()
-            await running.until(lambda: running.engine.steps > 1)
+            await running.until(lambda: running.engine.results.steps > 1)
             with anyio.move_on_after(0.1) as silence:
                 data += await anext(parts)
 
@@ -176,7 +176,7 @@ async def test_what_becomes_durable_is_told_at_once() -> None:
         await running.until(lambda: job in running.engine.ledger.actors)
         journal.hold()
         running.add_worker()
-        await running.until(lambda: running.engine.steps > 1)
+        await running.until(lambda: running.engine.results.steps > 1)
 
         async with Reader(base, job).open() as answer:
             journal.release()

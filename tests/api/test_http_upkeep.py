@@ -16,7 +16,7 @@ async def test_a_job_leaves_one_engine_and_goes_on_at_another(tmp_path: Path) ->
     here, there = World(), World()
     async with here.engine() as running, without_sockets(app_of(running)) as http:
         job = (await running.client.submit(request(steps=300))).id
-        await running.until(lambda: running.engine.steps > 20)
+        await running.until(lambda: running.engine.results.steps > 20)
         await http.post(f"/v1/jobs/{job}/pause")
         await running.until(lambda: job not in running.engine.ledger.actors)
         file = tmp_path / "job.tar"

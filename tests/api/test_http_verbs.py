@@ -126,7 +126,7 @@ async def test_a_job_is_moved_to_a_pool_and_a_dry_run_only_says_so() -> None:
         await running.until(lambda: len(running.engine.fleet.seats) == 2)
         running.workers[0].hold_at = 3
         job = await submitted(http)
-        await running.until(lambda: running.workers[0].gate is not None and running.engine.steps == 2)
+        await running.until(lambda: running.workers[0].gate is not None and running.engine.results.steps == 2)
         dry = await act(http, job, "migrate", {"to": "fast", "dry_run": True})
         unmoved = (await http.get(f"/v1/jobs/{job}")).json()["pool"]
         moved = await act(http, job, "migrate", {"to": "pool:fast"})

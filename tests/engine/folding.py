@@ -57,7 +57,7 @@ async def held(running: Running, units: int, prompt: str = SMALL) -> str:
     """A job whose first worker holds on to the answer of its `units`-th step; all before are on disk."""
     running.workers[0].hold_at = units
     job = await submitted(running, prompt)
-    await running.until(lambda: running.workers[0].gate is not None and running.engine.steps >= units - 1)
+    await running.until(lambda: running.workers[0].gate is not None and running.engine.results.steps >= units - 1)
     await running.engine.ledger.settled()
     return job.id
 

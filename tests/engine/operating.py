@@ -64,7 +64,7 @@ async def held(running: Running, units: int, **fields: Any) -> Job:
     [worker] = running.workers
     worker.hold_at = units or None
     job = await running.client.submit(request(steps=STEPS, **fields))
-    await running.until(lambda: len(worker.ran) >= units and running.engine.steps >= units - 1)
+    await running.until(lambda: len(worker.ran) >= units and running.engine.results.steps >= units - 1)
     await running.engine.ledger.settled()
     return job
 

@@ -174,7 +174,7 @@ async def test_a_job_that_failed_or_still_runs_can_be_forked(prompt: str) -> Non
         worker = running.workers[0]
         worker.hold_at = 4
         job = await running.client.submit(request(prompt, steps=STEPS))
-        await running.until(lambda: running.engine.steps == 3)
+        await running.until(lambda: running.engine.results.steps == 3)
         await running.engine.ledger.settled()
         fork = await running.client.fork(job.id, 3, RequestChanges(prompt=PROMPT))
         worker.open()
@@ -207,7 +207,7 @@ async def test_a_fork_from_before_the_numerics_changed_is_exact() -> None:
     async with world.engine() as running:
         running.workers[0].hold_at = 4
         parent = await running.client.submit(request(PROMPT, steps=STEPS))
-        await running.until(lambda: running.engine.steps == 3)
+        await running.until(lambda: running.engine.results.steps == 3)
         await running.engine.ledger.settled()
     async with world.engine(workers=0) as running:
         running.add_worker(fingerprint="another machine")

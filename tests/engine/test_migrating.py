@@ -41,7 +41,7 @@ async def held(running: Running, units: int) -> str:
     """A job whose first worker holds on to the answer of its `units`-th step."""
     running.workers[0].hold_at = units
     job = await running.client.submit(request("a count big=70000", steps=STEPS))
-    await running.until(lambda: running.workers[0].gate is not None and running.engine.steps >= units - 1)
+    await running.until(lambda: running.workers[0].gate is not None and running.engine.results.steps >= units - 1)
     await running.engine.ledger.settled()
     return job.id
 
@@ -72,7 +72,7 @@ async def test_a_job_that_moves_to_and_fro_makes_the_same_bytes() -> None:
         await two_pools(running)
         job = await running.client.submit(request("a count big=70000", steps=40))
         for n in range(12):
-            await running.until(lambda n=n: running.engine.steps > 3 * n)
+            await running.until(lambda n=n: running.engine.results.steps > 3 * n)
             await running.client.verbs.migrate(job.id, pool=("other", "default")[n % 2])
         await running.ended(job.id)
         alone = await running.client.submit(request("a count big=70000", steps=40))

@@ -165,7 +165,7 @@ async def test_a_pin_of_a_job_that_a_dead_engine_left_ends_nobodys_engine(state:
     async with world.engine() as running:
         running.workers[0].hold_at = 4
         job = (await running.client.submit(request(steps=6))).id
-        await running.until(lambda: running.engine.steps >= 3)
+        await running.until(lambda: running.engine.results.steps >= 3)
         if state is State.CANCELLING:
             await running.client.cancel(job)
         await running.engine.ledger.settled()

@@ -43,7 +43,7 @@ async def held(running: Running, units: int) -> str:
     """A job whose worker holds on to the answer of its `units`-th step."""
     running.workers[0].hold_at = units
     job = await running.client.submit(request(steps=STEPS))
-    await running.until(lambda: running.workers[0].gate is not None and running.engine.steps >= units - 1)
+    await running.until(lambda: running.workers[0].gate is not None and running.engine.results.steps >= units - 1)
     await running.engine.ledger.settled()
     return job.id
 

@@ -224,7 +224,7 @@ async def test_a_log_with_everything_that_people_did_to_it_is_executed_step_by_s
         worker = running.workers[0]
         worker.hold_at = 5
         parent = await running.client.submit(request("a count big=70000"))
-        await running.until(lambda: worker.gate is not None and running.engine.steps == 4)
+        await running.until(lambda: worker.gate is not None and running.engine.results.steps == 4)
         await running.client.verbs.rewind(parent.id, 2)
         worker.open()
         await running.ended(parent.id)

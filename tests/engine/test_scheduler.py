@@ -60,6 +60,7 @@ ONE_AT_A_TIME = Ruled(
 @st.composite
 def lines(draw: st.DrawFn) -> list[Ready]:
     """At most one step a job, at home anywhere or nowhere."""
+    homes = [draw(st.none() | st.sampled_from((*NAMES, "gone"))) for _ in range(draw(st.integers(0, 12)))]
     return [
         ready(
             f"job-{number}",
@@ -68,12 +69,12 @@ def lines(draw: st.DrawFn) -> list[Ready]:
             peak=draw(st.integers(0, 120)),
             priority=draw(st.integers(-1, 1)),
             since=draw(st.sampled_from((0.0, 50.0, 90.0))),
-            home=draw(st.none() | st.sampled_from((*NAMES, "gone"))),
-            bound=draw(st.booleans()),
+            home=home,
+            bound=home is not None and draw(st.booleans()),
             group=draw(st.none() | st.just(GROUP)),
             model=draw(st.sampled_from((TOY, TOY, OTHER))),
         )
-        for number in range(draw(st.integers(0, 12)))
+        for number, home in enumerate(homes)
     ]
 
 
@@ -112,7 +113,7 @@ def scheduled(steps: list[Ready], fleet: list[Room], limits: Limits, policy: Any
 
 
 def copied(fleet: Iterable[Room]) -> list[Room]:
-    return [replace(one, jobs=one.jobs.copy()) for one in fleet]
+    return [replace(one, jobs=one.jobs.copy(), in_use=one.in_use.copy()) for one in fleet]
 
 
 @given(lines(), fleets(), LIMITS, POLICIES)

@@ -27,12 +27,12 @@ async def submitted(running: Running, *requests: GenerationRequest) -> list[str]
 async def test_short_jobs_get_through_beside_a_long_one_and_the_long_one_ends(policy: str) -> None:
     async with World().engine(policy=policy) as running:
         (long,) = await submitted(running, request(steps=300, seed=1))
-        await running.until(lambda: running.engine.steps > 20)
+        await running.until(lambda: running.engine.results.steps > 20)
         for seed in range(2, 7):
-            before = running.engine.steps
+            before = running.engine.results.steps
             (short,) = await submitted(running, request(steps=1, seed=seed, deadline_s=0.1))
             await running.ended(short)
-            assert running.engine.steps - before < 60, "three steps of its own, and the long job's between them"
+            assert running.engine.results.steps - before < 60, "three steps of its own, and the long job's between them"
         assert not (await running.client.job(long)).terminal
 
         assert (await running.ended(long)).state is State.COMPLETED

@@ -123,7 +123,7 @@ async def test_a_job_that_moves_to_and_fro_with_a_state_that_is_a_fold_stores_an
         await running.until(lambda: len(running.engine.fleet.seats) == 2)
         job = (await running.client.submit(request(LARGE, steps=20))).id
         for n in range(6):
-            await running.until(lambda n=n: running.engine.steps > 3 * n)  # type: ignore[misc]
+            await running.until(lambda n=n: running.engine.results.steps > 3 * n)  # type: ignore[misc]
             await running.client.verbs.migrate(job, pool=("other", "one")[n % 2])
 
         assert await made(running, job) == inline

@@ -68,7 +68,7 @@ async def test_a_backup_is_of_one_moment_while_engines_write(new: NewSettings, t
             for seed in range(8):
                 await running.client.submit(request(seed=seed, steps=2000))
             for n in range(3):
-                await running.until(lambda n=n: running.engine.steps > 100 * (n + 1))
+                await running.until(lambda n=n: running.engine.results.steps > 100 * (n + 1))
                 there = new("sqlite", f"there-{kind}-{n}")
                 assert (await admin(here, "db", "backup", tmp_path / f"{kind}-{n}.tar")).code == 0
                 restored = await admin(there, "db", "restore", tmp_path / f"{kind}-{n}.tar")

@@ -121,7 +121,7 @@ async def test_a_job_resumed_after_any_step_is_the_one_that_was_never_interrupte
 
 
 async def stands_still(running: Running, after: int) -> None:
-    await running.until(lambda: running.workers[0].gate is not None and running.engine.steps >= after)
+    await running.until(lambda: running.workers[0].gate is not None and running.engine.results.steps >= after)
 
 
 @pytest.mark.parametrize("name", NAMES)

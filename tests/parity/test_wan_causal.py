@@ -119,7 +119,7 @@ async def test_a_rollout_that_a_new_worker_goes_on_with(precision: str, options:
     for _ in range(len(whole.steps) // each):
         async with world.engine() as running:
             running.workers[0].hold_at = each + 1
-            await running.until(lambda: running.engine.steps == each)
+            await running.until(lambda: running.engine.results.steps == each)
     async with world.engine() as running:
         resumed = await ended(running, job)
 
