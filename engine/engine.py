@@ -279,7 +279,7 @@ class Engine:
             case StepResult():
                 await self._result(worker, message, arrived.frames)
             case Released():
-                self.fleet.dropped(worker, message.dropped)
+                self.dispatcher.dropped(worker, message.dropped)
                 self.canceller.released(worker, message)
                 await self._dispatch()
             case Goodbye():
@@ -369,6 +369,7 @@ class Engine:
         log.warning("lost worker %s: %s", seat.worker, reason)
         self.accounts.costs.left(seat.worker)
         running = seat.running if blame else ()
+        self.dispatcher.lost(seat, running)
         for actor in self._lent_by(seat):
             actor.left = None
         for actor in [actor for actor in self.ledger.actors.values() if actor.home == seat.worker]:

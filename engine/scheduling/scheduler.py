@@ -101,21 +101,30 @@ class Scheduler:
         return placements
 
     def _in_order(self, there: Mapping[str, Room], taken: set[str], now: float) -> list[Placement]:
+        """As many as there is room for. Where it goes by share, each in the order as it is once the last is charged."""
+        placements: list[Placement] = []
+        while more := self._next(there, taken, now):
+            placements += more
+            if not (self.policy.by_share and any(room.has_place for room in there.values())):
+                break
+        return placements
+
+    def _next(self, there: Mapping[str, Room], taken: set[str], now: float) -> list[Placement]:
         placements: list[Placement] = []
         for ready in self.line.in_order(self._homes(there), now):
             if ready.job in taken or self._holds(ready, now):
                 continue
             room = self._choose(ready, there, now)
             if room is not None and (alike := self._alike(ready, room, taken, now)) is not None:
-                placements.append(self._place(alike, room, taken))
+                placements.append(self._place(alike, room, taken, now))
                 room = self._choose(ready, there, now)
             if room is None:
                 continue  # this one does not fit now; it must not block one that does
             if room.goes_behind(ready):
-                placements.append(self._place(ready, room, taken))
+                placements.append(self._place(ready, room, taken, now))
             else:
                 room.credits = 0  # it is next there, as soon as that is idle
-            if not any(room.has_place for room in there.values()):
+            if (placements and self.policy.by_share) or not any(room.has_place for room in there.values()):
                 break
         return placements
 
@@ -200,17 +209,20 @@ class Scheduler:
         clear = [room for room in serving if not room.jumbo]
         return clear[0] if len(clear) == 1 and len(serving) > 1 else None
 
-    def _place(self, first: Ready, room: Room, taken: set[str]) -> Placement:
+    def _place(self, first: Ready, room: Room, taken: set[str], now: float) -> Placement:
+        """It is charged what it will take on the careful side; whoever carries it out settles that."""
         seconds = first.demand.seconds + room.loading_s(first)
         room.place(first)
         together: tuple[Ready, ...] = (first,)
         if first.group is not None and self.limits.batch_most > 1 and room.holds(first):
-            partners = (ready for ready in self.line.together(first.group) if ready.job not in taken)
+            partners = (ready for ready in self.line.together(first.group, now) if ready.job not in taken)
             most, most_s = self.limits.batch_most, self.limits.batch_s
             at_once = self.policy.at_once
             together = batch.members(first, partners, room, most=most, most_s=most_s, at_once=at_once)
         room.jumbo = room.jumbo or seconds > self.limits.jumbo_s
         taken.update(ready.job for ready in together)
+        for ready in together:
+            self.shares.add(ready.share, ready.demand.seconds, now)
         self._since_aged += 1
         return Placement(room.worker, together)
 
@@ -218,7 +230,7 @@ class Scheduler:
         most, most_s, wait_s = self.limits.batch_most, self.limits.batch_s, self.limits.batch_wait_s
         if ready.group is None or most < 2 or not wait_s:
             return False
-        if not batch.holds(ready, len(self.line.together(ready.group)), now, most=most, most_s=most_s, wait_s=wait_s):
+        if not batch.holds(ready, self.line.count(ready.group), now, most=most, most_s=most_s, wait_s=wait_s):
             return False
         self._due_in(ready.since + wait_s - now, now)
         return True
@@ -234,7 +246,7 @@ class Scheduler:
                 break
             if (room := self._choose(ready, rooms, now)) is not None:
                 self._since_aged = 0
-                return [self._place(ready, room, set())]
+                return [self._place(ready, room, set(), now)]
             if (room := self._awaited(ready, rooms)) is not None:
                 if not room.is_turn_of(ready) and room.takes_when_idle(ready, self.policy.at_once):
                     continue  # its turn will come

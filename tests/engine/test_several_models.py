@@ -145,9 +145,9 @@ def test_steps_with_the_adapters_of_the_last_one_go_first_for_a_while() -> None:
 
 def test_adapters_make_nobody_late() -> None:
     bench = Bench(1.0, models=1, room=1, policy=DEADLINE)
-    bench.add("a", adapters=(("x", 1.0),))
+    bench.add("a", adapters=(("x", 1.0),), deadline=9.0)
     bench.step()
-    bench.add("b", adapters=(("y", 1.0),), deadline=1.2)
+    bench.add("b", adapters=(("y", 1.0),), deadline=2.5)
     bench.step()
 
     assert bench.order == ["a", "b"]

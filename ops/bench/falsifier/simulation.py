@@ -146,7 +146,9 @@ class Simulation:
             self._scheduler.discard(job.id)
             for batch in list(self._queue)[1:]:
                 kept = [member for member in batch if member[0] is not job]
-                job.out -= len(batch) - len(kept)
+                for _, step in (member for member in batch if member[0] is job):
+                    job.out -= 1
+                    self._charge(job, -step.predicted_s)
                 batch[:] = kept
             self._queue = deque(filter(None, self._queue))
             self._end(job)
@@ -213,6 +215,10 @@ class Simulation:
         job.out += 1
         return job, step
 
+    def _charge(self, job: Job, seconds: float) -> None:
+        """Beside what was predicted: that it was charged when its step was placed."""
+        self._scheduler.shares.add(job.share or "", seconds, self.now)
+
     def _due(self, at: float) -> None:
         if at == self._due_at:
             self._due_at = math.inf
@@ -258,7 +264,7 @@ class Simulation:
 
     def _fold_in(self, job: Job, step: Step, seconds: float) -> None:
         job.done, job.out, job.served_s = job.done + 1, job.out - 1, job.served_s + seconds
-        self._scheduler.shares.add(job.share or "", seconds, self.now)
+        self._charge(job, seconds - step.predicted_s)
         if job.ended_at is not None:
             self._forget(job)
         elif step.shows and job.shown_at is None:
