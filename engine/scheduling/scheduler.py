@@ -18,7 +18,7 @@ from engine.scheduling.shares import Shares
 from engine.scheduling.switching import prefer, wish_of
 
 AGED_EVERY = 4
-"""After so many placements one is for the step that has waited longest, if it has waited too long."""
+"""Of so many seconds that are placed one is for steps that have waited longest, if those have waited too long."""
 
 LATENCY_S = 60.0
 """Work that is quickly done keeps a worker for itself for this long after the last of it came."""
@@ -63,7 +63,8 @@ class Scheduler:
         """When to plan again if nothing else happens: a worker then is nearly done with what it has, or a step has
         waited for partners long enough.
         """
-        self._since_aged = AGED_EVERY
+        self._owed_s = 0.0
+        """What others are to have before the next step that has waited too long."""
         self._latency_until = 0.0
 
     def add(self, ready: Ready, now: float) -> None:
@@ -91,7 +92,7 @@ class Scheduler:
     def _placements(self, there: Mapping[str, Room], now: float) -> list[Placement]:
         for room in there.values():
             self._take_turns(room, there, now)
-        placements = self._aged(there, now) if self._since_aged >= AGED_EVERY else []
+        placements = self._aged(there, now) if self._owed_s <= 0 else []
         taken = {ready.job for placement in placements for ready in placement.members}
         placements += self._in_order(there, taken, now)
         if self.due_at is None and self._lift_turns(there):
@@ -223,7 +224,7 @@ class Scheduler:
         taken.update(ready.job for ready in together)
         for ready in together:
             self.shares.add(ready.share, ready.demand.seconds, now)
-        self._since_aged += 1
+        self._owed_s = max(0.0, self._owed_s - sum([ready.demand.seconds for ready in together]))
         return Placement(room.worker, together)
 
     def _holds(self, ready: Ready, now: float) -> bool:
@@ -245,8 +246,9 @@ class Scheduler:
             if now - ready.since <= self.limits.ageing_s:
                 break
             if (room := self._choose(ready, rooms, now)) is not None:
-                self._since_aged = 0
-                return [self._place(ready, room, set(), now)]
+                placement = self._place(ready, room, set(), now)
+                self._owed_s = (AGED_EVERY - 1) * sum([member.demand.seconds for member in placement.members])
+                return [placement]
             if (room := self._awaited(ready, rooms)) is not None:
                 if not room.is_turn_of(ready) and room.takes_when_idle(ready, self.policy.at_once):
                     continue  # its turn will come

@@ -346,6 +346,28 @@ def test_keys_are_made_anew_the_less_often_the_more_steps_wait() -> None:
     assert 1000 + 15_000 <= made["keys"] <= 1000 + 20_000  # 1000 steps, and 10 s
 
 
+def test_of_the_time_of_a_device_a_quarter_is_for_what_has_waited_too_long() -> None:
+    """However much longer its steps are."""
+    scheduler = Scheduler(DEADLINE, Limits(ageing_s=20.0))
+    film, now, numbers = Load(steps=1000, step_s=2.0), 0.0, itertools.count(5)
+    done, had = Counter[int](), Counter[bool]()
+    for number in range(5):
+        scheduler.add(ready(number, film), now)
+    while now < 500.0:
+        if len(scheduler.line) == 5:  # the last picture is done
+            scheduler.add(ready(next(numbers), Load(steps=1, step_s=0.1, at=now)), now)
+        [placement] = scheduler.plan([Room(worker="w", models=(MODEL,), credits=1, free_bytes=1)], now)
+        [step] = placement.members
+        now += step.demand.seconds
+        had[int(step.job) < 5] += round(step.demand.seconds * 10)
+        if int(step.job) < 5:
+            done[int(step.job)] += 1
+            scheduler.add(replace(ready(int(step.job), film, done[int(step.job)], now), home="w"), now)
+
+    assert had[True] / had.total() == pytest.approx(1 / AGED_EVERY, abs=0.03)
+    assert max(done.values()) - min(done[number] for number in range(5)) <= 1
+
+
 @EVERY
 @LAW
 @given(step_s=st.sampled_from([0.3, 1.0, 5.0]), steps=st.integers(1, 4))
