@@ -102,7 +102,7 @@ class Scheduler:
         return placements
 
     def _in_order(self, there: Mapping[str, Room], taken: set[str], now: float) -> list[Placement]:
-        """As many as there is room for. Where it goes by share, each in the order as it is once the last is charged."""
+        """As many as there is room for. Where the policy goes by share, each is charged before the next is chosen."""
         placements: list[Placement] = []
         while more := self._next(there, taken, now):
             placements += more
@@ -111,6 +111,7 @@ class Scheduler:
         return placements
 
     def _next(self, there: Mapping[str, Room], taken: set[str], now: float) -> list[Placement]:
+        """Those for which the order holds as it is now."""
         placements: list[Placement] = []
         for ready in self.line.in_order(self._homes(there), now):
             if ready.job in taken or self._holds(ready, now):
