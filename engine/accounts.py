@@ -94,6 +94,7 @@ class Accounts:
         left = max(1, state.steps - state.step - len(actor.out))
         resident = forecast.resident_bytes or sum([ref.nbytes for ref in state.tensors.values()])
         account.resident_bytes = resident
+        account.left_s = left * figure.expected_s + self._later_s(actor, account, priced.kind)
         if not actor.lined_up:
             account.since, account.order = now, next(self._order)
         ready = Ready(
@@ -109,8 +110,9 @@ class Accounts:
                 resident,
                 max(priced.peak_bytes, plan.resources.peak_bytes),
                 self.weights_at((role,) if role is not None and self._fleet.is_split else ())[job.model.name],
+                self._coming_bytes(job, account),
             ),
-            left_s=left * figure.expected_s + self._later_s(actor, account, priced.kind),
+            left_s=account.left_s,
             served_s=account.served_s,
             group=priced.group if plan.together and not job.deaths else None,
             model=job.model,
@@ -191,6 +193,13 @@ class Accounts:
                     later_s += each.steps * self.costs.figure(kind, each.step_flops).expected_s
             account.later = (job.place.index, device, later_s)
         return account.later[2]
+
+    def _coming_bytes(self, job: Job, account: Account) -> int:
+        if account.coming_from != job.place.index:
+            nodes = self._registry[job.model.name].card.program.nodes[job.place.index :]
+            account.coming_bytes = account.forecast.peak_bytes({node.name for node in nodes})
+            account.coming_from = job.place.index
+        return account.coming_bytes
 
     def _somewhere(self, job: Job, role: str | None) -> Seat | None:
         return next(iter(self._fleet.serving(job.model, job.pool, role)), None)

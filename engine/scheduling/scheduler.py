@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from engine.scheduling import batch
 from engine.scheduling.admission import Room
 from engine.scheduling.line import Line
-from engine.scheduling.policy import Policy
+from engine.scheduling.policy import Policy, due
 from engine.scheduling.ready import Ready
 from engine.scheduling.shares import Shares
-from engine.scheduling.switching import prefer, wish_of
+from engine.scheduling.switching import TURNS, prefer, wish_of
 
 AGED_EVERY = 4
 """After so many placements one is for the step that has waited longest, if it has waited too long."""
@@ -129,6 +129,7 @@ class Scheduler:
         able = [ready for ready in able if ready.home is None or ready.home not in there.keys() - {room.worker}] or able
         most = max((ready.priority for ready in able), default=0)
         able = [ready for ready in able if ready.priority == most or now - ready.since > self.limits.ageing_s]
+        able = [ready for ready in able if _is_last_chance(ready, room, now)] or able
         room.turn = prefer(room.device, [wish_of(ready) for ready in able], now)
 
     def _lift_turns(self, there: Mapping[str, Room]) -> bool:
@@ -145,7 +146,7 @@ class Scheduler:
         patience_s = self.limits.adapters_s
         if ready.bound or now - ready.since > patience_s:
             return None
-        if ready.deadline is not None and now + patience_s + ready.left_s > ready.deadline:
+        if now <= due(ready) - ready.left_s < now + patience_s:  # it can be done in time, and then could not
             return None
         for other in self.line.in_order([home for home in (None, room.worker) if home in self.line.homes()], now):
             if other.priority != ready.priority or other.modules != room.modules or other.job in taken:
@@ -235,19 +236,31 @@ class Scheduler:
             if (room := self._choose(ready, rooms, now)) is not None:
                 self._since_aged = 0
                 return [self._place(ready, room, set())]
-            if (room := self._awaited(ready, rooms)) is not None:
+            if (room := self._awaited(ready, rooms, now)) is not None:
                 if not room.is_turn_of(ready) and room.takes_when_idle(ready, self.policy.at_once):
                     continue  # its turn will come
                 room.keep_for(ready)
                 break
         return []
 
-    def _awaited(self, ready: Ready, rooms: Mapping[str, Room]) -> Room | None:
+    def _awaited(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
         """The worker on which a step that fits nowhere will fit first, if only bytes are in its way."""
+        spared = self._spared(ready, rooms, now)
         home = rooms.get(ready.home or "")
-        if home is not None and home.serves(ready) and home.is_large_enough(ready):
+        if home is not None and home is not spared and home.serves(ready) and home.is_large_enough(ready):
             return home
+        if ready.bound:
+            return None
         most = self.policy.at_once
         serving = [room for room in rooms.values() if room.serves(ready) and not room.is_crowded(ready, most)]
+        serving = [room for room in serving if room is not spared]
         serving = [room for room in serving if room.is_large_enough(ready)] or serving
         return min(serving, key=lambda room: (sum(room.jobs.values()), room.worker), default=None)
+
+
+def _is_last_chance(ready: Ready, room: Room, now: float) -> bool:
+    """Whether a job that can still be done by its deadline cannot if it waits for much longer than loading takes."""
+    if ready.deadline is None:
+        return False
+    loading_s = room.loading_s(ready)
+    return 0 <= ready.deadline - now - ready.left_s - loading_s <= loading_s + TURNS.least_s

@@ -10,7 +10,7 @@ from engine.events import WorkerLost
 from engine.job import State
 from engine.scheduling.scheduler import Limits
 from tests.measured import GIB, MeasuredToy
-from tests.sim import Running, World, assert_unharmed, digests, request
+from tests.sim import Running, SimWorker, World, assert_unharmed, digests, request
 
 MOST = Limits(batch_most=4)
 
@@ -80,8 +80,36 @@ async def test_a_job_that_was_taken_before_there_were_workers_fails_with_what_is
         assert job.failure is not None
         assert job.failure.kind == "too_large"
         assert job.failure.message == "needs 3.0 GiB beside the weights, the largest worker has 1.0 GiB"
-        assert (job.failure.node, job.failure.step) == ("count", 0)
+        assert (job.failure.node, job.failure.step) == ("prepare", 0), "nothing is begun that cannot be ended"
         await assert_unharmed(running)
+
+
+def add_large_worker(running: Running) -> SimWorker:
+    worker = running.world.worker()
+    hello = worker.hello()
+    worker.hello = lambda: replace(hello, memory_bytes=8 * GIB)  # type: ignore[method-assign]
+    running.workers.append(worker)
+    running.link.workers[worker.name] = worker
+    running.tasks.start_soon(worker.run, running.link.tell)
+    return worker
+
+
+async def test_a_large_step_that_waits_for_a_worker_which_dies_does_not_go_to_a_small_one() -> None:
+    async with World(families=[MeasuredToy()]).engine(workers=0, patience_s=60.0) as running:
+        large = add_large_worker(running)
+        large.hold_at = 3
+        first, second = await submitted(running, *(request(guidance=4.0, seed=seed) for seed in (1, 2)))
+        await running.until(lambda: large.gate is not None and second in running.engine.ledger.actors)
+        running.add_worker()
+        await running.until(lambda: len(running.engine.fleet.seats) == 2)
+        small = running.workers[-1]
+        large.dead = True
+        await running.engine.lose(large.name, "was killed")
+
+        assert set(running.engine.dispatcher.unfit) == {first, second}
+        assert not small.ran
+        add_large_worker(running)
+        assert {(await running.ended(job)).state for job in (first, second)} == {State.COMPLETED}
 
 
 async def test_a_job_that_is_too_large_waits_a_while_for_a_larger_worker() -> None:
@@ -90,12 +118,7 @@ async def test_a_job_that_is_too_large_waits_a_while_for_a_larger_worker() -> No
         running.add_worker()
         await running.until(lambda: large in running.engine.dispatcher.unfit)
         assert running.client.held_up(await running.client.job(large)) is not None
-        worker = running.world.worker()
-        hello = worker.hello()
-        worker.hello = lambda: replace(hello, memory_bytes=8 * GIB)  # type: ignore[method-assign]
-        running.workers.append(worker)
-        running.link.workers[worker.name] = worker
-        running.tasks.start_soon(worker.run, running.link.tell)
+        worker = add_large_worker(running)
 
         assert (await running.ended(large)).state is State.COMPLETED
         assert {unit.plan.loop for unit in worker.ran} >= {"count"}
