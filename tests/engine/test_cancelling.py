@@ -7,7 +7,8 @@ from engine.cancel import Outcome
 from engine.job import State
 from tests import toy
 from tests.engine.operating import near_its_end
-from tests.sim import QueuedJournal, Running, World, assert_unharmed, request
+from tests.failing_journals import QueuedJournal
+from tests.sim import Running, World, assert_unharmed, request
 
 
 @pytest.mark.parametrize("units", range(8))

@@ -18,7 +18,8 @@ from store.journal import Journal, Loaded
 from store.memory import MemoryJournal
 from store.open import open_journal
 from tests.engine.operating import VERBS, held, in_state, kinds, near_its_end
-from tests.sim import QueuedJournal, Running, World, assert_unharmed, request
+from tests.failing_journals import QueuedJournal
+from tests.sim import Running, World, assert_unharmed, request
 
 
 @pytest.mark.parametrize("verb", ["pause", "terminate", "quarantine", "rewind"])
