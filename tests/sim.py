@@ -18,12 +18,13 @@ from cards import registry
 from cards.family import Family
 from cards.request import GenerationRequest
 from cards.wire import EngineMessage, WorkerMessage
-from engine.client import Client, StepTensors
+from engine.client import Client
 from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
 from engine.intake import Aside
 from engine.job import Job, State
 from engine.link import Arrived
+from engine.views import StepTensors
 from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
 from store.journal import Journal
