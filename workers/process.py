@@ -6,7 +6,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from workers.execute import Executor
 from workers.link import Identity, Link
 from workers.loaded import Loaded, load_models
 from workers.observed import executor
+from workers.own_folder import own_folder
 from workers.peers import Peers, joined
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
@@ -89,8 +89,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         device, *_ = (_device(settings, rank) for rank in range(settings.ranks))
         others = Others()
         if settings.ranks > 1:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
-            settings = replace(settings, meet_in=folder)
+            settings = replace(settings, meet_in=str(stack.enter_context(own_folder("ranks"))))
         peers = stack.enter_context(_peers(settings, 0))
         followers = stack.enter_context(_followers(settings, others, follower, peers))
         families, executor = stack.enter_context(_prepared(settings, blobs, peers, 0, device))

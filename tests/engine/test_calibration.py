@@ -17,7 +17,8 @@ from store.errors import StoreUnavailable
 from store.journal import Append
 from store.memory import MemoryJournal
 from tests import toy
-from tests.sim import QueuedJournal, SimClock, at_once
+from tests.failing_journals import QueuedJournal
+from tests.sim import SimClock, at_once
 
 KIND = StepKind("default", "device=cpu", ModelIdentity("toy", "c", "w"), "count", "count", "8x8x5")
 STREAM = "pool/default"

@@ -40,6 +40,8 @@ class Bench:
         self.had: Counter[str] = Counter()
         self.added: dict[str, float] = {}
         self.order: list[str] = []
+        self.turns: list[bool] = []
+        """Whether it was asked whose turn it is, at each step."""
         self._scheduler = Scheduler(policy, Limits(**limits))
         weights = {f"{model.name}/dit": Weights(1, load_s) for model in self.models}
         self._device = Device(resident=(), weights=weights, began=0.0, room_bytes=room)
@@ -66,6 +68,7 @@ class Bench:
         room = Room(worker="w", models=models, credits=2, free_bytes=100, device=self._device, modules=self._modules)
         [placement] = self._scheduler.plan([room], self.now)
         [ready] = placement.members
+        self.turns.append(room.turn is not None)
         wish = switching.wish_of(ready)
         loads = absent(self._device, wish)
         self.longest_wait = max(self.longest_wait, self.now - ready.since)
@@ -121,15 +124,16 @@ def test_what_has_waited_too_long_has_its_turn_beside_what_is_more_urgent() -> N
     assert bench.loads < 30
 
 
-def test_a_worker_that_holds_everything_is_never_asked_who_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.scheduling.scheduler.prefer", None)
-    bench = Bench(2.0, models=2, room=2)
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_worker_that_holds_everything_is_never_asked_who_is_next(room: int) -> None:
+    bench = Bench(2.0, models=2, room=room)
     bench.add("a", 0)
     bench.add("b", 1)
     for _ in range(10):
         bench.step()
 
-    assert bench.order == ["a", "b"] * 5
+    assert bench.turns == [room == 1] * 10
+    assert (bench.order == ["a", "b"] * 5) == (room == 2)
 
 
 def test_steps_with_the_adapters_of_the_last_one_go_first_for_a_while() -> None:
