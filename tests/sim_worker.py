@@ -20,6 +20,7 @@ from cards.wire import (
     Released,
     Shutdown,
     Sleep,
+    StepResult,
     Wake,
     WorkerMessage,
     WorkUnit,
@@ -41,7 +42,8 @@ Tell = Callable[[str, WorkerMessage, Sequence[bytes]], None]
 class SimWorker:
     """A worker as a task, with the real inbox and the real executor.
 
-    `frozen` it neither works nor beats, as under SIGSTOP; `ran` lists the units that it executed.
+    `frozen` it neither works nor beats, as under SIGSTOP; `ran` lists the units that it executed, `answered` what came
+    of them.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class SimWorker:
         self.frozen = False
         self.dead = False
         self.ran: list[WorkUnit] = []
+        self.answered: list[StepResult] = []
         self.fetches: list[WorkUnit] = []
         """Those that were to be given something by another worker."""
         self.fingerprint = fingerprint
@@ -69,6 +72,8 @@ class SimWorker:
         """While it is set to an event, a unit waits for it before it answers."""
         self.hold_at: int | None = None
         """The unit, counted from 1, at which the gate closes."""
+        self.holds: Callable[[WorkUnit], bool] = lambda unit: False
+        """Whether it closes at this one."""
         caches = Caches({**BUDGETS, WEIGHTS: weights_bytes})
         self.executor = executor(load_models({f.card.name: f for f in families}), blobs, extensions, caches=caches)
         self._blobs = blobs
@@ -181,7 +186,7 @@ class SimWorker:
     async def _steps(self, batch: Batch, frames: Sequence[bytes], tell: Tell) -> None:
         for unit in batch.units:
             self.ran.append(unit)
-            if len(self.ran) == self.hold_at:
+            if len(self.ran) == self.hold_at or self.holds(unit):
                 self.gate = anyio.Event()
         try:
             answers = self.executor.run_batch(batch, frames)
@@ -194,6 +199,7 @@ class SimWorker:
         await self._thawed()
         self._beat(tell)
         for answer in answers:
+            self.answered.append(answer.result)
             tell(self.name, answer.result, answer.frames)
         self._beat(tell)
 
