@@ -106,15 +106,12 @@ class Scheduler:
             if ready.job in taken or self._holds(ready, now):
                 continue
             room = self._choose(ready, there, now)
-            if room is not None and (alike := self._alike(ready, room, taken, now)) is not None:
-                placements.append(self._place(alike, room, taken))
+            while room is not None and (before := self._before(ready, room, taken, now)) is not None:
+                placements += self._place_next(before, room, taken)
                 room = self._choose(ready, there, now)
             if room is None:
                 continue  # this one does not fit now; it must not block one that does
-            if room.goes_behind(ready):
-                placements.append(self._place(ready, room, taken))
-            else:
-                room.credits = 0  # it is next there, as soon as that is idle
+            placements += self._place_next(ready, room, taken)
             if not any(room.has_place for room in there.values()):
                 break
         return placements
@@ -139,8 +136,12 @@ class Scheduler:
             room.turn = None
         return bool(idle)
 
+    def _before(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
+        """A step to run before this one, of the same priority, from which both gain."""
+        return self._alike(ready, room, taken, now) or self._opening(ready, room, taken, now)
+
     def _alike(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
-        """A step to run before this one, of the same priority, since it needs no change of adapters there."""
+        """One that needs no change of adapters there."""
         if room.modules is None or room.modules == ready.modules or room.modules[0] != ready.model or room.outstanding:
             return None
         patience_s = self.limits.adapters_s
@@ -152,6 +153,23 @@ class Scheduler:
             if other.priority != ready.priority or other.modules != room.modules or other.job in taken:
                 continue
             if not self._holds(other, now) and room.takes(other, self.policy.at_once):
+                return other
+        return None
+
+    def _opening(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
+        """One that a job has before those that may go along with this one, if it takes no longer than these may."""
+        if ready.group is None or self.limits.batch_most <= sum(room.jobs.values()):
+            return None
+        if 2 * ready.demand.seconds > self.limits.batch_s:
+            return None
+        spare_s = due(ready) - ready.left_s - now
+        for other in self.line.in_order([home for home in (None, room.worker) if home in self.line.homes()], now):
+            if other.group is not None or other.modules != ready.modules or other.job in taken or other.bound:
+                continue
+            seconds = other.demand.seconds
+            if other.priority != ready.priority or not seconds < min(other.left_s, self.limits.batch_s):
+                continue
+            if not 0 <= spare_s < seconds and room.takes(other, self.policy.at_once):
                 return other
         return None
 
@@ -200,6 +218,13 @@ class Scheduler:
         serving = [room for room in rooms.values() if room.serves(ready)]
         clear = [room for room in serving if not room.jumbo]
         return clear[0] if len(clear) == 1 and len(serving) > 1 else None
+
+    def _place_next(self, ready: Ready, room: Room, taken: set[str]) -> list[Placement]:
+        """Behind what is there, or as soon as that is idle: nothing else goes there before."""
+        if room.goes_behind(ready):
+            return [self._place(ready, room, taken)]
+        room.credits = 0
+        return []
 
     def _place(self, first: Ready, room: Room, taken: set[str]) -> Placement:
         seconds = first.demand.seconds + room.loading_s(first)

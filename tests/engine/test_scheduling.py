@@ -124,13 +124,14 @@ async def test_a_job_that_is_too_large_waits_a_while_for_a_larger_worker() -> No
         assert {unit.plan.loop for unit in worker.ran} >= {"count"}
 
 
-async def test_steps_of_several_jobs_are_executed_together_to_the_same_bits() -> None:
+@pytest.mark.parametrize("policy", ["round_robin", "deadline"])
+async def test_steps_of_several_jobs_are_executed_together_to_the_same_bits(policy: str) -> None:
     jobs = [request(steps=20, seed=seed) for seed in range(4)]
     async with World(families=[MeasuredToy()]).engine() as running:
         alone = [await steps_of(running, (await running.ended(job)).id) for job in await submitted(running, *jobs)]
         assert all(reserved.kind.batch == 1 for reserved in running.client.capacity().costs)
 
-    async with World(families=[MeasuredToy()]).engine(limits=MOST, policy="round_robin") as running:
+    async with World(families=[MeasuredToy()]).engine(limits=MOST, policy=policy) as running:
         worker = running.workers[0]
         worker.gate = anyio.Event()
         ids = await submitted(running, *jobs)
