@@ -1,4 +1,4 @@
-"""What each job will take and has had, and with it how its next step looks to the scheduler.
+"""What each job will take, and with it how its next step looks to the scheduler.
 
 A job's account is opened when it is claimed. What its figures say is looked up when a step is lined up, so that it is
 as true as it can be; the figures themselves are found once for each kind of step and device.
@@ -111,7 +111,7 @@ class Accounts:
                 self.weights_at((role,) if role is not None and self._fleet.is_split else ())[job.model.name],
             ),
             left_s=left * figure.expected_s + self._later_s(actor, account, priced.kind),
-            served_s=account.served_s,
+            served_s=actor.served_s,
             group=priced.group if plan.together and not job.deaths else None,
             model=job.model,
             pool=job.pool,
@@ -128,10 +128,8 @@ class Accounts:
         account.share = share
         return replace(ready, share=share)
 
-    def took(self, account: Account | None, reserved: Reserved, result: StepResult, worker: str) -> None:
-        """A step of a job came back."""
-        if account is not None:
-            account.served_s += result.seconds
+    def took(self, reserved: Reserved, result: StepResult, worker: str) -> None:
+        """A step came back."""
         if (priced := reserved.priced) is None or reserved.batch == self._last_batch:
             return
         self._last_batch = reserved.batch  # its members come back one after the other, and this one speaks for all

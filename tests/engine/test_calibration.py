@@ -46,7 +46,7 @@ def taught(*results: tuple[int, StepResult]) -> CostModel:
     figure.took(9.0, "worker")
     priced = Priced(KIND, figure, 0, Group(KIND.model, "count", "count", "8x8x5"))
     for batch, result in results:
-        accounts.took(None, Reserved(batch=batch, model="toy", priced=priced), result, "worker")
+        accounts.took(Reserved(batch=batch, model="toy", priced=priced), result, "worker")
     return accounts.costs
 
 
