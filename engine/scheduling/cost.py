@@ -53,14 +53,25 @@ class StepKind(Struct, frozen=True):
 
 
 class Rate(Struct):
-    """What a kind of device does in a second, in operations."""
+    """What steps of a kind make of a kind of device, in operations a second: a decoder makes less of it than a
+    transformer. Before one was timed it is the slowest there, the `prior` among them.
+    """
 
-    flops: float
+    prior: float
+    others: Mapping[tuple[str, str], "Rate"] = {}
+    """Of this device, by the loop and the kind of its step."""
+    timed: float = 0.0
     samples: int = 0
+
+    @property
+    def flops(self) -> float:
+        if self.samples:
+            return self.timed
+        return min([self.prior, *(other.timed for other in self.others.values() if other.samples)])
 
     def took(self, flops: int, seconds: float) -> None:
         self.samples += 1
-        self.flops += max(WEIGHT, 1 / self.samples) * (flops / seconds - self.flops)
+        self.timed += max(WEIGHT, 1 / self.samples) * (flops / seconds - self.timed)
 
 
 class Figure(Struct):
@@ -129,7 +140,7 @@ class CostModel:
 
     def __init__(self, rates: Mapping[str, float] | None = None) -> None:
         self._given = dict(rates or {})
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[str, dict[tuple[str, str], Rate]] = {}
         self._figures: dict[StepKind, Figure] = {}
 
     def figure(self, kind: StepKind, flops: int = 0) -> Figure:
@@ -139,19 +150,13 @@ class CostModel:
             return there
         if len(self._figures) >= MOST:
             del self._figures[next(iter(self._figures))]
-        made = self._figures[kind] = Figure(self.rate(kind.device), flops)
+        made = self._figures[kind] = Figure(self._rate(kind), flops)
         return made
 
     def timed(self, kind: StepKind) -> Figure | None:
         """That of a kind of which steps were timed."""
         figure = self._figures.get(kind)
         return figure if figure is not None and figure.samples else None
-
-    def rate(self, device: str) -> Rate:
-        if device not in self._rates:
-            prior = CPU_FLOPS if device.startswith("device=cpu") else GPU_FLOPS
-            self._rates[device] = Rate(self._given.get(device, prior))
-        return self._rates[device]
 
     def left(self, worker: str, model: ModelIdentity | None = None) -> None:
         """It has nothing ready any more, of this model or of any: what it does next is its first."""
@@ -165,3 +170,10 @@ class CostModel:
 
     def measured(self) -> Iterator[tuple[StepKind, Figure]]:
         return ((kind, figure) for kind, figure in self._figures.items() if figure.samples or figure.cold)
+
+    def _rate(self, kind: StepKind) -> Rate:
+        there, what = self._rates.setdefault(kind.device, {}), (kind.loop, kind.kind)
+        if what not in there:
+            prior = CPU_FLOPS if kind.device.startswith("device=cpu") else GPU_FLOPS
+            there[what] = Rate(self._given.get(kind.device, prior), there)
+        return there[what]
