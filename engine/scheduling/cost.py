@@ -117,6 +117,10 @@ class Figure(Struct):
         off = seconds - self.mean_s
         self.mean_s += weight * off
         self.deviation_s += weight * ((abs(off) if self.samples > 1 else seconds / 2) - self.deviation_s)
+        self.teach(seconds)
+
+    def teach(self, seconds: float) -> None:
+        """What a step took says what its kind makes of the device, if its work is known."""
         if self.flops and seconds > 0:
             self.rate.took(self.flops, seconds)
 
