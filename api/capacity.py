@@ -13,7 +13,7 @@ from engine.client import Client
 
 class StepCost(Struct, frozen=True, kw_only=True):
     """Device seconds of steps that take as long as each other: the mean of what was timed, and the careful figure that
-    admission reckons with. Without `samples` both are predicted.
+    admission reckons with. Without `samples` both are those of the first ones, or predicted where there are none.
     """
 
     model: str

@@ -9,7 +9,9 @@ from engine.scheduling.cost import StepKind
 
 
 class StepCost(Struct, frozen=True, kw_only=True):
-    """Seconds of a device. `careful_s` is what admission reckons with; without `samples` both are predicted."""
+    """Seconds of a device. `careful_s` is what admission reckons with; without `samples` both are those of the first
+    ones on their workers, or predicted where there are none.
+    """
 
     kind: StepKind
     mean_s: float

@@ -85,7 +85,8 @@ class Figure(Struct):
     samples: int = 0
     cold_s: float = 0.0
     """The mean of the first one on each worker, which are no samples: a worker makes things ready with it, and of a
-    batch it measures whether its members may share. So it does when it has loaded the model again.
+    batch it measures whether its members may share. So it does when it has loaded the model again. As long as there are
+    no others, as where models take turns at every step, it is what a step takes: others take less.
     """
     cold: int = 0
     warm: set[tuple[str, Adapters]] = field(default_factory=set)
@@ -93,15 +94,15 @@ class Figure(Struct):
 
     @property
     def expected_s(self) -> float:
-        if self.samples:
-            return self.mean_s
+        if self.samples or self.cold:
+            return self.mean_s if self.samples else self.cold_s
         return self.flops / self.rate.flops if self.flops else UNKNOWN_S
 
     @property
     def careful_s(self) -> float:
         if self.samples:
             return self.mean_s + DEVIATIONS * self.deviation_s
-        return max(LEAST_S, MARGIN * self.expected_s)
+        return max(LEAST_S, self.cold_s if self.cold else MARGIN * self.expected_s)
 
     def took(self, seconds: float, worker: str, adapters: Adapters = ()) -> None:
         """A step was timed."""

@@ -83,6 +83,18 @@ def test_the_first_step_on_each_worker_counts_apart() -> None:
     assert (figure.samples, figure.cold) == (2, 3)
 
 
+def test_where_each_step_is_a_first_one_the_next_is_too() -> None:
+    model = CostModel()
+    figure = model.figure(KIND, int(0.5 * CPU_FLOPS))
+    for _ in range(10):
+        model.left("a", KIND.model)
+        figure.took(10.0, "a")
+    assert (figure.expected_s, figure.careful_s) == (10.0, 10.0)
+
+    figure.took(0.4, "a")
+    assert figure.expected_s == 0.4
+
+
 def test_the_first_batch_with_other_adapters_counts_apart() -> None:
     figure = CostModel().figure(replace(KIND, batch=2))
     for adapters, seconds in (((), 5.0), ((), 1.0), ((("x", 1.0),), 5.0), ((("x", 1.0),), 1.0), ((), 1.0)):
