@@ -12,6 +12,7 @@ from cards.wire import ModelIdentity, StepError, StepResult, UnitId
 from engine.accounts import Accounts
 from engine.calibration import Calibration
 from engine.fleet import Fleet, Reserved
+from engine.peers import Peers
 from engine.scheduling.cost import CostModel, Priced, StepKind
 from engine.scheduling.policy import POLICIES
 from engine.scheduling.ready import Group
@@ -43,7 +44,8 @@ async def events(journal: MemoryJournal) -> int:
 def taught(*results: tuple[int, StepResult]) -> CostModel:
     """By results that came back one after the other, each of a batch of this number."""
     registry = Registry({"toy": toy.FAMILY})
-    accounts = Accounts(registry, Fleet(1.0), POLICIES["deadline"], SimClock(), at_once, shared=False)
+    peers = Peers(MemoryJournal(), "engine")
+    accounts = Accounts(registry, Fleet(1.0), POLICIES["deadline"], SimClock(), at_once, peers)
     figure = accounts.costs.figure(KIND)
     figure.took(9.0, "worker")
     priced = Priced(KIND, figure, 0, Group(KIND.model, "count", "count", "8x8x5"))
