@@ -102,7 +102,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             pool=settings.pool,
             ranks=settings.ranks,
             credits=settings.credits,
-            memory_bytes=settings.memory_bytes or devices.memory_of(device),
+            memory_bytes=_memory_bytes(settings, device),
             models=tuple(registry.identity(family) for family in families.values()),
             fingerprint=numerics,
             blobs=blobs.name,
@@ -161,6 +161,10 @@ def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
 def _device(settings: WorkerSettings, rank: int) -> str:
     """Raises NoDevice."""
     return devices.device_of(settings.device, settings.slot * settings.ranks + rank)
+
+
+def _memory_bytes(settings: WorkerSettings, device: str) -> int:
+    return devices.memory_of(device) if settings.memory_bytes is None else settings.memory_bytes
 
 
 def _numerics(settings: WorkerSettings, device: str) -> str:
