@@ -71,7 +71,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     serves: tuple[Role, ...] = ()
     """The roles of a worker that is started by itself: encoder, denoiser, decoder; all if left out."""
     memory_gib: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
-    """What each of these workers has for weights, tensors and steps; what its device has, if left out."""
+    """What each of these workers has for weights, tensors and steps; left out, all that its GPU has, or an equal
+    part of the machine's memory for each rank.
+    """
     families: tuple[str, ...] = DEFAULT_FAMILIES
     """Modules of model families."""
     extensions: tuple[str, ...] = ()

@@ -45,12 +45,14 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """cpu, cuda, cuda:1 or auto: each rank takes one."""
     slot: int = 0
     """Which of its machine's workers this is: its ranks take the devices after those of the workers before it."""
+    beside: int = 0
+    """How many workers with as many ranks were started with it: on a CPU they share its memory."""
     parallel: ParallelPlan | None = None
     """What the ranks share of a step instead of each running all of it."""
     credits: int = 16
     threads: int = 1
     memory_bytes: int | None = None
-    """For weights, tensors and steps; what the device has, if left out."""
+    """For weights, tensors and steps; what the device has for each rank, if left out."""
     serves: tuple[Role, ...] = ()
     """It runs the loops of these roles and loads what they need; all if there are none."""
     transfers: str = ""
@@ -164,7 +166,9 @@ def _device(settings: WorkerSettings, rank: int) -> str:
 
 
 def _memory_bytes(settings: WorkerSettings, device: str) -> int:
-    return devices.memory_of(device) if settings.memory_bytes is None else settings.memory_bytes
+    if settings.memory_bytes is not None:
+        return settings.memory_bytes
+    return devices.memory_of(device, (settings.beside + 1) * settings.ranks)
 
 
 def _numerics(settings: WorkerSettings, device: str) -> str:
