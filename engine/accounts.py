@@ -116,6 +116,7 @@ class Accounts:
                 max(priced.peak_bytes, plan.resources.peak_bytes),
                 self.weights_at((role,) if role is not None and self._fleet.is_split else ())[job.model.name],
             ),
+            step_s=figure.expected_s,
             left_s=left * figure.expected_s + self._later_s(actor, account, priced.kind),
             served_s=actor.served_s,
             group=priced.group if plan.together and not job.deaths else None,
