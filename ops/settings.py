@@ -19,6 +19,7 @@ from cards.roles import ROLES, Role
 from engine.collect import Retention
 from engine.scheduling.policy import DEFAULT, POLICIES
 from engine.scheduling.scheduler import Limits
+from engine.settings import MAX_ACTIVE
 from ops.errors import BadSettings
 from store.database import Durability
 
@@ -78,7 +79,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Modules of model families."""
     extensions: tuple[str, ...] = ()
     """What looks at the steps of its workers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
-    max_active: Count = 256
+    max_active: Count = MAX_ACTIVE
+    """Jobs that are driven at once. The policy decides among these; the others wait by priority, then by age."""
     policy: str = DEFAULT
     """In which order steps that are ready run: docs/scheduling.md says what each is for."""
     batch_most: Annotated[int, Meta(ge=1, le=64)] = 4

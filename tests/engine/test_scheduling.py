@@ -39,6 +39,17 @@ async def test_short_jobs_get_through_beside_a_long_one_and_the_long_one_ends(po
         await assert_unharmed(running)
 
 
+async def test_a_deadline_is_heeded_behind_hundreds_of_jobs() -> None:
+    async with World().engine(workers=0) as running:
+        await submitted(running, *(request(steps=50, seed=seed) for seed in range(300)))
+        (short,) = await submitted(running, request(steps=1, deadline_s=0.1))
+        await running.until(lambda: len(running.engine.dispatcher.waiting()) == 301)
+        running.add_worker()
+        await running.ended(short)
+
+        assert running.engine.results.steps < 60
+
+
 async def test_what_fits_alone_but_not_beside_another_waits_and_says_for_what() -> None:
     """A worker of these has 1 GiB, each job keeps 0.7 of it."""
     async with World(families=[MeasuredToy(resident=int(0.35 * GIB))]).engine() as running:
