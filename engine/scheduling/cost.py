@@ -12,7 +12,9 @@ from cards.wire import ModelIdentity
 from engine.scheduling.ready import Adapters, Group
 
 CPU_FLOPS = 0.08e12
-"""A second, as a prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AVX-512), measured."""
+"""A second, as a prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AMD EPYC, AVX-512),
+measured.
+"""
 
 GPU_FLOPS = 100e12
 """A second, as a prior: what models make of a GPU's bfloat16."""
