@@ -1,7 +1,7 @@
 """What steps take of a device, in seconds: predicted from how much work they are, and learnt from what they took.
 
-Nothing is admitted on an optimistic figure: `careful_s` is above what most steps of a kind take, and well above what is
-only predicted.
+Nothing is admitted on an optimistic figure: `careful_s` is above what most steps of a kind take, no less than the first
+ones on their workers where there are no others, and well above what is only predicted.
 """
 
 from collections.abc import Iterator, Mapping
