@@ -363,6 +363,13 @@ class Client:
     def capacity(self) -> Capacity:
         return capacity(self._engine, self._clock.monotonic())
 
+    async def open_jobs(self) -> int:
+        """How many the log has, whoever drives them: queued and running. Raises StoreTrouble."""
+        try:
+            return await self._journal.open_jobs()
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+
     def caches(self) -> Mapping[str, CacheUse]:
         """What all workers keep, by class."""
         return statistics.caches(self._engine)

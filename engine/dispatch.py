@@ -158,7 +158,7 @@ class Dispatcher:
         reserved = self._fleet.answered(worker, result.id, now)
         actor = self._ledger.actors.get(result.id.job)
         if reserved is not None and actor is not None:
-            self.accounts.took(actor.account, reserved, result, worker)
+            self.accounts.took(reserved, result, worker)
             self.scheduler.shares.add(reserved.share, result.seconds, now)
         return reserved
 

@@ -104,7 +104,7 @@ class Engine:
             on_told=self._on_told,
             on_dropped=self._on_dropped,
         )
-        self.accounts = Accounts(registry, self.fleet, POLICIES[settings.policy], clock, aside, shared=journal.shared)
+        self.accounts = Accounts(registry, self.fleet, POLICIES[settings.policy], clock, aside, self.peers)
         self.dispatcher = Dispatcher(
             self.ledger,
             self.fleet,

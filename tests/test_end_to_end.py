@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.processes import SHAPES, EngineProcess, engine, gone, run, until, worker, workers_of
+from workers.devices import memory_of
 
 pytestmark = pytest.mark.slow
 
@@ -230,6 +231,14 @@ def test_two_ranks_make_the_bits_of_one(tmp_path: Path, unbroken: Any) -> None:
         assert running.ended(job)["status"] == "completed"
 
         assert outcome(running, job) == unbroken
+
+
+def test_the_workers_of_an_engine_share_the_memory_of_its_machine(tmp_path: Path) -> None:
+    with engine(tmp_path, workers=2) as running:
+        until(lambda: len(running.http.get("/v1/capacity").json()["workers"]) == 2, "both workers")
+        workers = running.http.get("/v1/capacity").json()["workers"]
+
+    assert [worker["memory_bytes"] for worker in workers] == [memory_of("cpu") // 2] * 2
 
 
 def test_a_rank_that_dies_between_two_steps_costs_its_pool_and_no_job(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What one job will take, as far as is known, and what it has had."""
+"""What one job will take, as far as is known, and how its next step is lined up."""
 
 from msgspec import Struct, field
 
@@ -12,8 +12,6 @@ class Account(Struct):
     submitted_at: float
     deadline: float | None
     forecast: Forecast
-    served_s: float = 0.0
-    """Device time that the job has had from this engine."""
     order: int = 0
     since: float = 0.0
     """When the step that is lined up was."""

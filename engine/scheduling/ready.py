@@ -59,6 +59,8 @@ class Ready(Struct, frozen=True, kw_only=True):
     demand: Demand
     left_s: float
     """Predicted device time of all that the job has before it, this step among it."""
+    step_s: float = 0.0
+    """That of this step: what it takes on average, and not on the careful side."""
     served_s: float = 0.0
     """Device time that the job has had."""
     group: Group | None = None

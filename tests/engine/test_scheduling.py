@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
-from engine.events import WorkerLost
+from engine.events import StepCompleted, WorkerLost
 from engine.job import State
 from engine.scheduling.scheduler import Limits
 from tests.measured import GIB, MeasuredToy
@@ -37,6 +37,17 @@ async def test_short_jobs_get_through_beside_a_long_one_and_the_long_one_ends(po
 
         assert (await running.ended(long)).state is State.COMPLETED
         await assert_unharmed(running)
+
+
+async def test_a_deadline_is_heeded_behind_hundreds_of_jobs() -> None:
+    async with World().engine(workers=0) as running:
+        await submitted(running, *(request(steps=50, seed=seed) for seed in range(300)))
+        (short,) = await submitted(running, request(steps=1, deadline_s=0.1))
+        await running.until(lambda: len(running.engine.dispatcher.waiting()) == 301)
+        running.add_worker()
+        await running.ended(short)
+
+        assert running.engine.results.steps < 60
 
 
 async def test_what_fits_alone_but_not_beside_another_waits_and_says_for_what() -> None:
@@ -185,6 +196,27 @@ async def test_what_steps_took_is_known_to_the_next_engine() -> None:
 
         assert known
         assert {kind: again[kind].mean_s for kind in known} == {kind: cost.mean_s for kind, cost in known.items()}
+
+
+async def test_what_a_job_has_had_of_devices_is_known_to_whoever_takes_it_over() -> None:
+    world = World()
+    async with world.engine() as running:
+        worker = running.workers[0]
+        worker.hold_at = 20
+        (job,) = await submitted(running, request(steps=50))
+        await running.until(lambda: worker.gate is not None)
+        await running.engine.ledger.settled()
+
+    async with world.engine(workers=0) as running:
+        await running.until(lambda: bool(running.engine.dispatcher.waiting()))
+        (step,) = running.engine.dispatcher.waiting()
+        told = [one.event for one in await running.client.events(job)]
+        had = [event.seconds for event in told if isinstance(event, StepCompleted)]
+        forked = await running.client.fork(job, at_step=10)
+        await running.until(lambda: forked.id in running.engine.ledger.actors)
+
+        assert step.served_s == pytest.approx(sum(had)) != 0.0
+        assert running.engine.ledger.actors[forked.id].served_s == 0.0, "those steps were its parent's"
 
 
 async def test_capacity_says_what_waits_and_what_workers_have() -> None:
