@@ -9,7 +9,7 @@ REST := $(if $(filter check,$(MAKECMDGOALS)),-m slow)
 FIRST ?= 0
 ENGINES ?= 1
 
-.PHONY: demo test crash simulate chaos faults check fix bench bench-loop bench-batch bench-store bench-quality falsifier clean
+.PHONY: demo test crash simulate chaos faults check fix bench bench-loop bench-batch bench-store bench-quality falsifier clean help
 
 demo: .venv/installed  ## make one clip, with progress, from nothing; call it again after a kill and it goes on
 	$(BIN)/engine generate "$(PROMPT)" --seed 7 --preview-every 5 --out out/demo.mp4
@@ -61,7 +61,10 @@ chaos: .venv/installed  ## real engines, workers and databases, killed, frozen a
 faults: .venv/installed  ## one thing that goes wrong in one place, idle and loaded, with what was seen of it: ten minutes
 	$(BIN)/python -m tests.faults
 
-clean:
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+clean:  ## remove all that was made, data too
 	rm -rf .venv .venv-peers build out data *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: pyproject.toml constraints.txt

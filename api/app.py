@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import errors, schema
+from api import errors, requests, schema
 from api.answers import Json
 from api.artifacts import Artifacts
 from api.capacity import Capacity, CapacityStatus
@@ -66,7 +66,7 @@ def _jobs(jobs: Jobs) -> list[Operation]:
             method="POST",
             path="/v1/jobs",
             endpoint=jobs.submit,
-            body=schema.JobRequest,
+            body=requests.JobRequest,
             headers=(IDEMPOTENCY_KEY,),
             answers={202: Answer(schema.Job)},
         ),
@@ -74,7 +74,7 @@ def _jobs(jobs: Jobs) -> list[Operation]:
             method="GET",
             path="/v1/jobs",
             endpoint=jobs.list,
-            query=schema.JobsQuery,
+            query=requests.JobsQuery,
             answers={200: Answer(schema.JobPage)},
         ),
         _get("/v1/jobs/{job}", jobs.show, {200: Answer(schema.Job)}),
@@ -89,7 +89,7 @@ def _jobs(jobs: Jobs) -> list[Operation]:
             method="POST",
             path="/v1/jobs/{job}/fork",
             endpoint=jobs.fork,
-            body=schema.Fork,
+            body=requests.Fork,
             headers=(IDEMPOTENCY_KEY,),
             answers={202: Answer(schema.Job)},
         ),
@@ -100,24 +100,24 @@ def _jobs(jobs: Jobs) -> list[Operation]:
 def _verbs(verbs: Verbs) -> list[Operation]:
     told = {200: Answer(schema.Operated)}
     return [
-        _post("/v1/jobs/{job}/pause", verbs.pause, told, schema.Because),
+        _post("/v1/jobs/{job}/pause", verbs.pause, told, requests.Because),
         _post("/v1/jobs/{job}/resume", verbs.resume, told),
-        _post("/v1/jobs/{job}/retry", verbs.retry, told, schema.Because),
-        _post("/v1/jobs/{job}/terminate", verbs.terminate, told, schema.Because),
-        _post("/v1/jobs/{job}/quarantine", verbs.quarantine, told, schema.Because),
+        _post("/v1/jobs/{job}/retry", verbs.retry, told, requests.Because),
+        _post("/v1/jobs/{job}/terminate", verbs.terminate, told, requests.Because),
+        _post("/v1/jobs/{job}/quarantine", verbs.quarantine, told, requests.Because),
         _post("/v1/jobs/{job}/release", verbs.release, told),
-        _post("/v1/jobs/{job}/rewind", verbs.rewind, told, schema.Rewind),
-        _post("/v1/jobs/{job}/pin", verbs.pin, told, schema.Pin),
-        _post("/v1/jobs/{job}/unpin", verbs.unpin, told, schema.Unpin),
-        _post("/v1/jobs/{job}/migrate", verbs.migrate, {200: Answer(schema.Migration)}, schema.Move),
+        _post("/v1/jobs/{job}/rewind", verbs.rewind, told, requests.Rewind),
+        _post("/v1/jobs/{job}/pin", verbs.pin, told, requests.Pin),
+        _post("/v1/jobs/{job}/unpin", verbs.unpin, told, requests.Unpin),
+        _post("/v1/jobs/{job}/migrate", verbs.migrate, {200: Answer(schema.Migration)}, requests.Move),
     ]
 
 
 def _upkeep(upkeep: Upkeep) -> list[Operation]:
     return [
         _post("/v1/bundles", upkeep.take_in, {201: Answer(schema.Accepted)}),
-        _post("/v1/jobs/{job}/moved", upkeep.move_away, {200: Answer(schema.Operated)}, schema.MovedAway),
-        _post("/v1/gc", upkeep.collect, {200: Answer(schema.Collected)}, schema.Collect),
+        _post("/v1/jobs/{job}/moved", upkeep.move_away, {200: Answer(schema.Operated)}, requests.MovedAway),
+        _post("/v1/gc", upkeep.collect, {200: Answer(schema.Collected)}, requests.Collect),
     ]
 
 
@@ -125,9 +125,9 @@ def _workers(workers: Workers) -> list[Operation]:
     return [
         _get("/v1/workers", workers.list, {200: Answer(schema.WorkerList)}),
         _post("/v1/workers/{worker}/drain", workers.drain, {202: Answer(schema.Dismissal)}),
-        _post("/v1/workers/{worker}/fence", workers.fence, {200: Answer(schema.Dismissal)}, schema.Because),
-        _post("/v1/workers/{worker}/sleep", workers.sleep, {202: Answer(schema.Rest)}, schema.Components),
-        _post("/v1/workers/{worker}/wake", workers.wake, {202: Answer(schema.Rest)}, schema.Components),
+        _post("/v1/workers/{worker}/fence", workers.fence, {200: Answer(schema.Dismissal)}, requests.Because),
+        _post("/v1/workers/{worker}/sleep", workers.sleep, {202: Answer(schema.Rest)}, requests.Components),
+        _post("/v1/workers/{worker}/wake", workers.wake, {202: Answer(schema.Rest)}, requests.Components),
     ]
 
 
@@ -137,7 +137,7 @@ def _outputs(events: Events, artifacts: Artifacts) -> list[Operation]:
             method="GET",
             path="/v1/jobs/{job}/events",
             endpoint=events.read,
-            query=schema.EventsQuery,
+            query=requests.EventsQuery,
             headers=(LAST_EVENT_ID,),
             answers={200: Answer(schema.EventPage, ("text/event-stream",)), 204: Answer()},
         ),

@@ -13,7 +13,7 @@ from engine.client import Client
 
 class StepCost(Struct, frozen=True, kw_only=True):
     """Device seconds of steps that take as long as each other: the mean of what was timed, and the careful figure that
-    admission reckons with. Without `samples` both are predicted.
+    admission reckons with. Without `samples` both are those of the first ones, or predicted where there are none.
     """
 
     model: str
@@ -61,8 +61,12 @@ class WorkerCapacity(Struct, frozen=True, kw_only=True):
 
 
 class Queue(Struct, frozen=True, kw_only=True):
-    """Steps that wait for a worker, their device seconds, and those of all that their jobs have before them."""
+    """All jobs of the log that are queued or running, on whichever engine; and of those that this one drives, the steps
+    that wait for room on a worker: the device seconds that they are expected to take, and those of all that is left of
+    their jobs.
+    """
 
+    jobs: int
     steps: int
     seconds: float
     job_seconds: float
@@ -81,10 +85,10 @@ class CapacityStatus:
 
     async def show(self, request: Request) -> Response:
         """What steps take, what the workers have, and how much work waits."""
-        return Json(_shown(self._client.capacity()))
+        return Json(_shown(self._client.capacity(), await self._client.open_jobs()))
 
 
-def _shown(seen: capacity.Capacity) -> Capacity:
+def _shown(seen: capacity.Capacity, open_jobs: int) -> Capacity:
     return Capacity(
         steps=[_cost(cost) for cost in seen.costs],
         workers=[
@@ -101,7 +105,7 @@ def _shown(seen: capacity.Capacity) -> Capacity:
             )
             for worker in seen.workers
         ],
-        queue=Queue(steps=seen.waiting, seconds=seen.waiting_s, job_seconds=seen.left_s),
+        queue=Queue(jobs=open_jobs, steps=seen.waiting, seconds=seen.waiting_s, job_seconds=seen.left_s),
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import present, schema
+from api import present, requests, schema
 from api.answers import Json
 from api.errors import BadInput
 from api.query import job_id, query
@@ -29,7 +29,7 @@ class Events:
 
     async def read(self, request: Request) -> Response:
         """What has happened to a job: JSON, or a stream with `Accept: text/event-stream`."""
-        asked, job = query(request, schema.EventsQuery), job_id(request)
+        asked, job = query(request, requests.EventsQuery), job_id(request)
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return await self._stream(job, last_event_id(request, asked.after))
         told = await self._client.events(job, after=asked.after or 0, limit=asked.limit + 1)

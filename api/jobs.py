@@ -7,7 +7,7 @@ from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import present, schema
+from api import present, requests, schema
 from api.answers import Json
 from api.body import body
 from api.errors import BadInput
@@ -51,14 +51,14 @@ class Jobs:
     async def submit(self, request: Request) -> Response:
         """Accept a job; answered once it is durable. The same Idempotency-Key and body give the same job."""
         key = idempotency_key(request)
-        asked = await body(request, schema.JobRequest, limit=self._submit_limit)
+        asked = await body(request, requests.JobRequest, limit=self._submit_limit)
         loras, given = await anyio.to_thread.run_sync(self._given, asked)
         job = await self._client.submit(asked.generation(loras), key, given)
         return Json(self._shown(job), 202, {"location": present.location(job.id)})
 
     async def fork(self, request: Request) -> Response:
         """Make a new job out of a job's first steps; answered once it is durable, as a submitted one."""
-        asked = await body(request, schema.Fork, limit=self._body_limit)
+        asked = await body(request, requests.Fork, limit=self._body_limit)
         changes = {name: value for name, value in structs.asdict(asked.set).items() if value is not UNSET}
         job = await self._client.fork(
             job_id(request), asked.at_step, RequestChanges(**changes), idempotency_key(request)
@@ -67,7 +67,7 @@ class Jobs:
 
     async def list(self, request: Request) -> Response:
         """The jobs there are, newest first."""
-        asked = query(request, schema.JobsQuery)
+        asked = query(request, requests.JobsQuery)
         if asked.after is not None:
             await self._check_cursor(asked.after)
         where = JobFilter(status=asked.status, model=asked.model)
@@ -94,12 +94,12 @@ class Jobs:
         """Every completed step's tensors, by digest."""
         return Json([present.checkpoint(step) for step in await self._client.checkpoints(job_id(request))])
 
-    def _given(self, asked: schema.JobRequest) -> tuple[tuple[Lora, ...], dict[str, Given]]:
+    def _given(self, asked: requests.JobRequest) -> tuple[tuple[Lora, ...], dict[str, Given]]:
         """What comes along. It may be large: not for the event loop. Raises InvalidRequest."""
         loras, given = read_loras(asked.loras)
         return loras, given | self._read_image(asked)
 
-    def _read_image(self, asked: schema.JobRequest) -> dict[str, Given]:
+    def _read_image(self, asked: requests.JobRequest) -> dict[str, Given]:
         """One that the model does not take is not even decoded."""
         if asked.image is None or asked.model not in self._named:
             return {}
@@ -122,7 +122,7 @@ def takes_image(card: ModelCard) -> bool:
     return card.inputs is not UNSET and IMAGE in card.inputs
 
 
-def read_loras(files: Sequence[schema.LoraFile]) -> tuple[tuple[Lora, ...], dict[str, Given]]:
+def read_loras(files: Sequence[requests.LoraFile]) -> tuple[tuple[Lora, ...], dict[str, Given]]:
     """Raises InvalidRequest."""
     given = {f"{lora.INPUT}/{index}": lora.file(f"loras/{index}", one.data) for index, one in enumerate(files)}
     return tuple(Lora(one.ref.digest, file.strength) for one, file in zip(given.values(), files, strict=True)), given

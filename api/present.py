@@ -10,11 +10,11 @@ from api import schema
 from cards.card import REQUEST, ModelCard
 from cards.wire import ArtifactRef
 from engine import views
-from engine.client import StepTensors, Told
 from engine.collect import Collected
 from engine.job import Failure, Job, State
 from engine.operate import Migration, Operated
 from engine.statistics import WorkerSeen
+from engine.views import StepTensors, Told
 
 
 def location(job_id: str) -> str:

@@ -7,7 +7,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import present, schema
+from api import present, requests
 from api.answers import Json
 from api.body import body
 from api.errors import WrongMediaType
@@ -37,12 +37,12 @@ class Upkeep:
 
     async def move_away(self, request: Request) -> Response:
         """The log of a job that rests goes on in another store, from the version that was exported."""
-        asked = await body(request, schema.MovedAway, limit=self._body_limit)
+        asked = await body(request, requests.MovedAway, limit=self._body_limit)
         moved = await self._client.verbs.move_away(job_id(request), asked.version, asked.to)
         return Json(present.operated(moved))
 
     async def collect(self, request: Request) -> Response:
         """Forget old jobs, old steps and the bytes that nothing names; a dry run tells what that would be."""
-        asked = await body(request, schema.Collect, limit=self._body_limit, optional=True)
+        asked = await body(request, requests.Collect, limit=self._body_limit, optional=True)
         collected = await self._client.collect(dry_run=asked.dry_run, take_over=asked.take_over)
         return Json(present.collected(collected))

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import present, schema
+from api import present, requests
 from api.answers import Json
 from api.body import body
 from api.query import job_id
@@ -47,22 +47,22 @@ class Verbs:
 
     async def rewind(self, request: Request) -> Response:
         """Take a job back to where it was after some of its steps."""
-        asked = await body(request, schema.Rewind, limit=self._body_limit)
+        asked = await body(request, requests.Rewind, limit=self._body_limit)
         return _answer(await self._verbs.rewind(job_id(request), asked.to_step, asked.reason))
 
     async def pin(self, request: Request) -> Response:
         """Keep what a job needs to be forked, rewound or replayed from one of its steps."""
-        asked = await body(request, schema.Pin, limit=self._body_limit)
+        asked = await body(request, requests.Pin, limit=self._body_limit)
         return _answer(await self._verbs.pin(job_id(request), asked.step, asked.reason))
 
     async def unpin(self, request: Request) -> Response:
         """Leave a step to retention again."""
-        asked = await body(request, schema.Unpin, limit=self._body_limit)
+        asked = await body(request, requests.Unpin, limit=self._body_limit)
         return _answer(await self._verbs.unpin(job_id(request), asked.step))
 
     async def migrate(self, request: Request) -> Response:
         """Move a job to a pool or an engine after the step that it is in; a dry run tells what would happen."""
-        asked = await body(request, schema.Move, limit=self._body_limit)
+        asked = await body(request, requests.Move, limit=self._body_limit)
         to = await self._client.destination(asked.to)
         moved = await self._verbs.migrate(
             job_id(request), pool=to.get("pool"), engine=to.get("engine"), reason=asked.reason, dry_run=asked.dry_run
@@ -70,7 +70,7 @@ class Verbs:
         return Json(present.migration(moved))
 
     async def _because(self, request: Request, verb: Callable[[str, str], Awaitable[Operated]]) -> Response:
-        asked = await body(request, schema.Because, limit=self._body_limit, optional=True)
+        asked = await body(request, requests.Because, limit=self._body_limit, optional=True)
         return _answer(await verb(job_id(request), asked.reason))
 
 

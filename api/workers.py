@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import present, schema
+from api import present, requests, schema
 from api.answers import Json
 from api.body import body
 from engine.client import Client
@@ -27,20 +27,20 @@ class Workers:
     async def fence(self, request: Request) -> Response:
         """Give a worker up at once: its jobs go on elsewhere, and what it still says decides nothing."""
         worker: str = request.path_params["worker"]
-        asked = await body(request, schema.Because, limit=self._body_limit, optional=True)
+        asked = await body(request, requests.Because, limit=self._body_limit, optional=True)
         await self._client.fence_worker(worker, asked.reason)
         return Json(schema.Dismissal(worker, "fenced"))
 
     async def sleep(self, request: Request) -> Response:
         """Have a worker unload components, whose memory is free then. A step that needs one loads it again."""
         worker: str = request.path_params["worker"]
-        asked = await body(request, schema.Components, limit=self._body_limit, optional=True)
+        asked = await body(request, requests.Components, limit=self._body_limit, optional=True)
         told = await self._client.sleep_worker(worker, asked.components, asked.models)
         return Json(schema.Rest(worker, "falling_asleep", tuple(told)), 202)
 
     async def wake(self, request: Request) -> Response:
         """Have a worker load components now, as far as it has room."""
         worker: str = request.path_params["worker"]
-        asked = await body(request, schema.Components, limit=self._body_limit, optional=True)
+        asked = await body(request, requests.Components, limit=self._body_limit, optional=True)
         told = await self._client.wake_worker(worker, asked.components, asked.models)
         return Json(schema.Rest(worker, "waking", tuple(told)), 202)

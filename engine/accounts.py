@@ -1,4 +1,4 @@
-"""What each job will take and has had, and with it how its next step looks to the scheduler.
+"""What each job will take, and with it how its next step looks to the scheduler.
 
 A job's account is opened when it is claimed. What its figures say is looked up when a step is lined up, so that it is
 as true as it can be; the figures themselves are found once for each kind of step and device.
@@ -19,22 +19,23 @@ from cards.roles import components_of, role_of, roles_of
 from cards.wire import ModelIdentity, StepResult, WorkPlan
 from engine.actor import JobActor
 from engine.clock import Clock
+from engine.errors import StoreTrouble
 from engine.fleet import Fleet, Reserved, Seat
 from engine.intake import Aside
 from engine.job import Job
+from engine.peers import Peers
 from engine.scheduling import admission
 from engine.scheduling.account import Account
 from engine.scheduling.cost import CostModel, Priced, StepKind
 from engine.scheduling.forecast import Forecast, Forecasts, policy_of, precision_of, shape_of, weights_bytes
 from engine.scheduling.policy import Policy
 from engine.scheduling.ready import Demand, Group, Ready
+from store.errors import StoreError
 
 
 class Accounts:
-    """`shared` says that other engines may have the jobs."""
-
     def __init__(
-        self, registry: Registry, fleet: Fleet, policy: Policy, clock: Clock, aside: Aside, *, shared: bool
+        self, registry: Registry, fleet: Fleet, policy: Policy, clock: Clock, aside: Aside, peers: Peers
     ) -> None:
         self.costs = CostModel()
         self.forecasts = Forecasts()
@@ -44,7 +45,7 @@ class Accounts:
         self._policy = policy
         self._clock = clock
         self._aside = aside
-        self._shared = shared
+        self._peers = peers
         self._order = itertools.count()
         self._last_batch = 0
 
@@ -72,15 +73,20 @@ class Accounts:
         return await self._aside(lambda: self.forecasts.make(request, family))
 
     async def check(self, request: ResolvedRequest, family: Family, model: ModelIdentity) -> None:
-        """Raises InvalidRequest for a job that no worker here could ever hold. Others may have larger ones."""
+        """Raises InvalidRequest for a job that no worker here could ever hold, and StoreTrouble.
+
+        Where other engines have workers for the model it is taken in: theirs may be larger.
+        """
         forecast = await self.forecast(request, family)
-        if not forecast.kinds or self._shared:
+        if not forecast.kinds:
             return
         parts = [(role,) for role in roles_of(family.card)] if self._fleet.is_split else [()]
         demand = forecast.demand(min((self.weights_at(serves)[model.name] for serves in parts), default=0))
-        if (lack := admission.lack(demand, [seat.hello for seat in self._fleet.serving(model)])) is not None:
-            field = "size" if request.size is not None else "frames" if request.frames is not None else "model"
-            raise InvalidRequest(field, f"{lack}; ask for less, or start a worker with more memory")
+        lack = admission.lack(demand, [seat.hello for seat in self._fleet.serving(model)])
+        if lack is None or await self._elsewhere(model):
+            return
+        field = "size" if request.size is not None else "frames" if request.frames is not None else "model"
+        raise InvalidRequest(field, f"{lack}; ask for less, or start a worker with more memory")
 
     def ready(self, actor: JobActor, account: Account, now: float) -> Ready:
         """The step that comes after all that are out."""
@@ -94,6 +100,7 @@ class Accounts:
         left = max(1, state.steps - state.step - len(actor.out))
         resident = forecast.resident_bytes or sum([ref.nbytes for ref in state.tensors.values()])
         account.resident_bytes = resident
+        account.left_s = left * figure.expected_s + self._later_s(actor, account, priced.kind)
         if not actor.lined_up:
             account.since, account.order = now, next(self._order)
         ready = Ready(
@@ -109,9 +116,11 @@ class Accounts:
                 resident,
                 max(priced.peak_bytes, plan.resources.peak_bytes),
                 self.weights_at((role,) if role is not None and self._fleet.is_split else ())[job.model.name],
+                self._coming_bytes(job, account),
             ),
-            left_s=left * figure.expected_s + self._later_s(actor, account, priced.kind),
-            served_s=account.served_s,
+            step_s=figure.expected_s,
+            left_s=account.left_s,
+            served_s=actor.served_s,
             group=priced.group if plan.together and not job.deaths else None,
             model=job.model,
             pool=job.pool,
@@ -128,10 +137,8 @@ class Accounts:
         account.share = share
         return replace(ready, share=share)
 
-    def took(self, account: Account | None, reserved: Reserved, result: StepResult, worker: str) -> None:
-        """A step of a job came back."""
-        if account is not None:
-            account.served_s += result.seconds
+    def took(self, reserved: Reserved, result: StepResult, worker: str) -> None:
+        """A step came back."""
         if (priced := reserved.priced) is None or reserved.batch == self._last_batch:
             return
         self._last_batch = reserved.batch  # its members come back one after the other, and this one speaks for all
@@ -162,6 +169,12 @@ class Accounts:
         together = self.costs.timed(replace(priced.kind, batch=count)) if count > 1 else None
         return priced.figure.expected_s if together is None else together.mean_s / count
 
+    async def _elsewhere(self, model: ModelIdentity) -> bool:
+        try:
+            return await self._peers.run(model)
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
+
     def _price(self, job: Job, forecast: Forecast, plan: WorkPlan, pool: str, device: str) -> Priced:
         card = self._registry[job.model.name].card
         node = card.program.nodes[job.place.index].name
@@ -191,6 +204,13 @@ class Accounts:
                     later_s += each.steps * self.costs.figure(kind, each.step_flops).expected_s
             account.later = (job.place.index, device, later_s)
         return account.later[2]
+
+    def _coming_bytes(self, job: Job, account: Account) -> int:
+        if account.coming_from != job.place.index:
+            nodes = self._registry[job.model.name].card.program.nodes[job.place.index :]
+            account.coming_bytes = account.forecast.peak_bytes({node.name for node in nodes})
+            account.coming_from = job.place.index
+        return account.coming_bytes
 
     def _somewhere(self, job: Job, role: str | None) -> Seat | None:
         return next(iter(self._fleet.serving(job.model, job.pool, role)), None)

@@ -16,7 +16,7 @@ from cards.loop import LoopState
 from cards.wire import Refold, UnitId, WorkPlan
 from engine import events as facts
 from engine.errors import UnreadableBody
-from engine.events import JobEvent
+from engine.events import JobEvent, StepCompleted
 from engine.job import Job, State, fold
 from engine.needs import needs, useful
 from engine.scheduling.account import Account
@@ -30,6 +30,8 @@ class Saved(Struct, frozen=True):
     job: Job
     state: LoopState | None
     refolds: tuple[Refold, ...] = ()
+    served_s: float = 0.0
+    """Device time that the job has had: of the steps that it has completed, those that were rewound among them."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -80,6 +82,7 @@ class JobActor:
         self.state = saved.state
         self.refolds = saved.refolds
         """What makes those of the state's tensors again that are not stored."""
+        self.served_s = saved.served_s
         self.version = loaded.version
         self.epoch = loaded.epoch
         self.plan: WorkPlan | None = None
@@ -110,7 +113,7 @@ class JobActor:
         self.parting = False
         """About to leave this engine once nothing is out: no step is sent meanwhile."""
         self.account: Account | None = None
-        """What it will take and has had; None until it is opened for a job that was claimed."""
+        """What it will take; None until it is opened for a job that was claimed."""
 
     @property
     def at_rest(self) -> bool:
@@ -133,6 +136,7 @@ class JobActor:
         before = listed(self.job)
         for event in events:
             self.job = fold(self.job, event)
+        self.served_s += _took(events)
         self._let_go()
         append = Append(
             stream=stream(self.job.id),
@@ -141,7 +145,7 @@ class JobActor:
             at=at,
             events=tuple(facts.encode(event) for event in events),
             claim=claim,
-            checkpoint=_encode(Saved(self.job, self.state, self.refolds)),
+            checkpoint=_encode(Saved(self.job, self.state, self.refolds, self.served_s)),
             blobs=tuple(Blob(digest, data) for digest, data in (inline or {}).items()),
             row=row(self.job, at) if listed(self.job) != before else None,
             lease=lease,
@@ -262,7 +266,7 @@ def restore(loaded: Loaded) -> Saved:
     """
     later = [facts.decode(event) for event in loaded.events]
     if loaded.checkpoint is None:
-        return Saved(replay(later), None)
+        return Saved(replay(later), None, served_s=_took(later))
     try:
         saved = _decode(loaded.checkpoint.body)
     except (msgspec.DecodeError, TypeError) as error:  # a text where bytes were, as of an event
@@ -270,4 +274,8 @@ def restore(loaded: Loaded) -> Saved:
     job = saved.job
     for event in later:
         job = fold(job, event)
-    return Saved(job, saved.state, saved.refolds)
+    return Saved(job, saved.state, saved.refolds, saved.served_s + _took(later))
+
+
+def _took(events: Sequence[JobEvent]) -> float:
+    return sum(event.seconds for event in events if isinstance(event, StepCompleted))

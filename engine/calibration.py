@@ -37,6 +37,8 @@ class CostMeasured(Struct, frozen=True, kw_only=True, tag="cost_measured"):
     samples: int
     cold_s: float = 0.0
     cold: int = 0
+    flops: int = 0
+    """Of one; 0 where that is not known."""
 
 
 PoolEvent: TypeAlias = CostMeasured
@@ -114,10 +116,11 @@ class Calibration:
             return
         self._heads[name], self._written[name] = (loaded.version, loaded.epoch), known
         for kind, event in known.items():
-            figure = self._costs.figure(kind)
+            figure = self._costs.figure(kind, event.flops)
             if not figure.samples:
                 figure.mean_s, figure.deviation_s, figure.samples = event.mean_s, event.deviation_s, event.samples
                 figure.cold_s, figure.cold = event.cold_s, event.cold
+                figure.teach(event.mean_s)
 
 
 def measured(kind: StepKind, figure: Figure) -> CostMeasured:
@@ -128,12 +131,13 @@ def measured(kind: StepKind, figure: Figure) -> CostMeasured:
         samples=figure.samples,
         cold_s=figure.cold_s,
         cold=figure.cold,
+        flops=figure.flops,
     )
 
 
 def differs(now: CostMeasured, before: CostMeasured | None) -> bool:
     """Whether it is worth writing."""
-    if before is None or (now.samples > 0) != (before.samples > 0):
+    if before is None or (now.samples > 0) != (before.samples > 0) or now.flops != before.flops:
         return True
     careful, was = now.mean_s + now.deviation_s, before.mean_s + before.deviation_s
     return abs(careful - was) > CHANGED * max(careful, was)

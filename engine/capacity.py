@@ -9,7 +9,9 @@ from engine.scheduling.cost import StepKind
 
 
 class StepCost(Struct, frozen=True, kw_only=True):
-    """Seconds of a device. `careful_s` is what admission reckons with; without `samples` both are predicted."""
+    """Seconds of a device. `careful_s` is what admission reckons with; without `samples` both are those of the first
+    ones on their workers, or predicted where there are none.
+    """
 
     kind: StepKind
     mean_s: float
@@ -44,7 +46,9 @@ class WorkerCapacity(Struct, frozen=True, kw_only=True):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """`waiting_s` is the work of the steps that wait, `left_s` that of all jobs that they are of."""
+    """`waiting` are the steps of jobs that this engine drives for which there is no room yet. `waiting_s` is what they
+    are expected to take, `left_s` what is left of their jobs.
+    """
 
     costs: tuple[StepCost, ...]
     workers: tuple[WorkerCapacity, ...]
@@ -83,7 +87,7 @@ def capacity(engine: Engine, now: float) -> Capacity:
             for seat in engine.fleet.seats.values()
         ),
         waiting=len(waiting),
-        waiting_s=sum(ready.demand.seconds for ready in waiting),
+        waiting_s=sum(ready.step_s for ready in waiting),
         left_s=sum(ready.left_s for ready in waiting),
     )
 

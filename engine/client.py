@@ -9,22 +9,20 @@ from pathlib import Path
 
 import anyio.to_thread
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import registry
 from cards.card import ModelCard
 from cards.given import Given
 from cards.request import GenerationRequest, RequestChanges
-from cards.roles import components_of
-from cards.wire import ArtifactRef, CacheUse, Sleep, TensorRef, Wake
-from engine import bundle, course, fork, statistics, verbs
-from engine import events as facts
+from cards.wire import ArtifactRef, CacheUse, Sleep, Wake
+from engine import bundle, course, fork, statistics, verbs, views
 from engine.actor import Saved, new_stream, replay, restore, stream
 from engine.cancel import Outcome
 from engine.capacity import Capacity, capacity
 from engine.clock import Clock
 from engine.collect import Collected, Retention, collect
+from engine.components import meant
 from engine.contents import Contents
 from engine.desk import Desk
 from engine.engine import Engine
@@ -34,7 +32,6 @@ from engine.errors import (
     Draining,
     JobNotFound,
     KeyReused,
-    NoSuchComponent,
     NoSuchPlace,
     StoreTrouble,
     WorkerNotFound,
@@ -44,33 +41,16 @@ from engine.intake import Aside, Intake, in_a_thread
 from engine.job import Job
 from engine.past import Past
 from engine.statistics import EngineStatistics, Readiness, WorkerSeen
+from engine.views import StepTensors, Told
 from store.blobs import Blobs, tenants
 from store.errors import CorruptBlob, KeyTaken, MissingBlob, StoreError, StreamConflict
-from store.journal import ALL_JOBS, Blob, Event, IdempotencyKey, JobFilter, JobRow, Journal
+from store.journal import ALL_JOBS, Blob, IdempotencyKey, JobFilter, JobRow, Journal
 
 AS_IT_IS = RequestChanges()
 
 NOTHING_GIVEN: Mapping[str, Given] = {}
 
 KEEP_ALL_JOBS = Retention()
-
-
-class Told(Struct, frozen=True):
-    """An event as people see it. `position` is its place in the log: what an SSE reader continues after."""
-
-    position: int
-    version: int
-    at: float
-    type: str
-    event: JobEvent
-
-
-class StepTensors(Struct, frozen=True):
-    """What one completed step left, by content."""
-
-    loop: str
-    step: int
-    tensors: dict[str, TensorRef]
 
 
 class Client:
@@ -238,7 +218,7 @@ class Client:
             raise StoreTrouble(str(error)) from error
         if not events:
             await self.job(job_id)
-        return [_told(event) for event in events]
+        return [views.told(event) for event in events]
 
     async def watch(
         self, job_id: str, *, after: int = 0, heartbeat_s: float = 10.0
@@ -355,32 +335,19 @@ class Client:
 
         Returns them as `<model>/<component>`. Raises WorkerNotFound, NoSuchComponent.
         """
-        names = self._components(worker, components, models)
+        names = self._meant(worker, components, models)
         await self._engine.tell_worker(worker, Sleep(tuple(names)))
         return names
 
     async def wake_worker(self, worker: str, components: Sequence[str] = (), models: Sequence[str] = ()) -> list[str]:
         """It loads them, as far as it has room. Raises as `sleep_worker`."""
-        names = self._components(worker, components, models)
+        names = self._meant(worker, components, models)
         await self._engine.tell_worker(worker, Wake(tuple(names)))
         return names
 
-    def _components(self, worker: str, components: Sequence[str], models: Sequence[str]) -> list[str]:
+    def _meant(self, worker: str, components: Sequence[str], models: Sequence[str]) -> list[str]:
         self._check_worker(worker)
-        hello = self._engine.fleet.seats[worker].hello
-        of_models = {model.name for model in hello.models} & self._engine.registry.keys()
-        there = {name: self._engine.registry[name].card for name in sorted(of_models)}
-        for model in models:
-            if model not in there:
-                raise NoSuchComponent("models", model, there)
-        cards = [card for name, card in there.items() if name in (models or there) and not card.stages]
-        parts = {card.name: components_of(card, hello.serves) for card in cards}
-        names = {component for those in parts.values() for component in those}
-        for component in components:
-            if component not in names:
-                raise NoSuchComponent("components", component, sorted(names))
-        wanted = components or names
-        return [f"{model}/{component}" for model, those in parts.items() for component in those if component in wanted]
+        return meant(self._engine.fleet.seats[worker].hello, self._engine.registry, components, models)
 
     def _check_worker(self, worker: str) -> None:
         if worker not in self._engine.fleet.seats:
@@ -395,6 +362,13 @@ class Client:
 
     def capacity(self) -> Capacity:
         return capacity(self._engine, self._clock.monotonic())
+
+    async def open_jobs(self) -> int:
+        """How many the log has, whoever drives them: queued and running. Raises StoreTrouble."""
+        try:
+            return await self._journal.open_jobs()
+        except StoreError as error:
+            raise StoreTrouble(str(error)) from error
 
     def caches(self) -> Mapping[str, CacheUse]:
         """What all workers keep, by class."""
@@ -420,10 +394,6 @@ class Client:
             raise StoreTrouble(str(error)) from error
         self._engine.look_for_work()
         return saved.job
-
-
-def _told(event: Event) -> Told:
-    return Told(event.position, event.version, event.at, event.type, facts.decode(event))
 
 
 def _fingerprint(asked: object) -> str:

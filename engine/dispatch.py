@@ -85,9 +85,9 @@ class Dispatcher:
         if actor.account is None:  # it is being claimed
             return
         now, account = self._clock.monotonic(), actor.account
-        held = (account.share, account.resident_bytes)
+        held = (account.share, account.resident_bytes, account.coming_bytes)
         ready = self.accounts.ready(actor, account, now)
-        if held != (account.share, account.resident_bytes):
+        if held != (account.share, account.resident_bytes, account.coming_bytes):
             self._counted_at = None
         if account.forecast.kinds and (lack := self._lack(ready)) is not None:  # else it is tried
             self.unfit.setdefault(actor.job.id, (now, lack))
@@ -161,7 +161,7 @@ class Dispatcher:
             return None
         self.scheduler.shares.add(reserved.share, result.seconds - reserved.charged_s, now)
         if actor is not None:
-            self.accounts.took(actor.account, reserved, result, worker)
+            self.accounts.took(reserved, result, worker)
         return reserved
 
     def dropped(self, worker: str, units: Iterable[UnitId]) -> None:
@@ -218,8 +218,7 @@ class Dispatcher:
             self._counted_at, self._at_home = self._ledger.moves.count, {}
             for actor in self._ledger.actors.values():
                 if actor.account is not None and actor.home is not None:
-                    there = self._at_home.setdefault(actor.home, AtHome())
-                    there.add(actor.account.share, actor.job.model.name, actor.account.resident_bytes)
+                    self._at_home.setdefault(actor.home, AtHome()).add(actor.account, actor.job.model.name)
         weights, jumbo_s, nothing = self.accounts.weights_at, self.scheduler.limits.jumbo_s, AtHome()
         return [
             seat.room(self._at_home.get(worker, nothing), weights(seat.hello.serves), jumbo_s, now)

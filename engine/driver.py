@@ -82,7 +82,7 @@ def ahead(family: Family, state: LoopState, unit: UnitId, plan: WorkPlan) -> Ahe
         output = StepOutput({name: promised(unit, name) for name in plan.writes})
         state = _loop(family, state).advance(state, output)
         following = _plan(family, state)
-    except Exception:
+    except Exception:  # a card is others' code: what is wrong there is the job's failure once it is asked in its turn
         log.exception("loop %s cannot look ahead", state.loop)
         return None
     return Ahead(state, following) if isinstance(following, WorkPlan) else None

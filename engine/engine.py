@@ -104,7 +104,7 @@ class Engine:
             on_told=self._on_told,
             on_dropped=self._on_dropped,
         )
-        self.accounts = Accounts(registry, self.fleet, POLICIES[settings.policy], clock, aside, shared=journal.shared)
+        self.accounts = Accounts(registry, self.fleet, POLICIES[settings.policy], clock, aside, self.peers)
         self.dispatcher = Dispatcher(
             self.ledger,
             self.fleet,
@@ -293,7 +293,7 @@ class Engine:
         """A worker is gone: what was with it goes on elsewhere."""
         if (seat := self.fleet.leave(worker)) is not None:
             self._lost(seat, reason, blame=blame)
-            await self._dispatch()
+            await self._fleet_changed()
 
     async def give_up(self, worker: str, reason: str, *, blame: bool = True) -> None:
         """A worker is there and of no use: it is lost, and its process is ended if it is one of ours."""
@@ -304,7 +304,7 @@ class Engine:
     async def drain_worker(self, worker: str) -> None:
         """A worker gets no more work: its jobs go on elsewhere after the step they are in, and then it leaves."""
         self.fleet.seats[worker].draining = True
-        await self._dispatch()
+        await self._fleet_changed()
 
     async def tell_worker(self, worker: str, message: Sleep | Wake) -> None:
         """It obeys between two steps; its next heartbeat says what came of it."""
@@ -344,6 +344,13 @@ class Engine:
         self._door.has_let_in(hello)
         if before is not None:
             self._lost(before, "the worker started again", blame=False)
+        await self._fleet_changed()
+
+    async def _fleet_changed(self) -> None:
+        """What fits somewhere is not what it was."""
+        for actor in self.ledger.actors.values():
+            if actor.lined_up or actor.job.id in self.dispatcher.unfit:
+                self._line_up(actor, again=True)
         await self._dispatch()
 
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:

@@ -12,10 +12,14 @@ from msgspec.structs import replace
 
 from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId
 from engine.scheduling import switching
+from engine.scheduling.account import Account
 from engine.scheduling.admission import Room
 from engine.scheduling.cost import Priced
 from engine.scheduling.ready import Demand, Modules
 from engine.scheduling.switching import Device, Wish
+
+SHARED_CACHES = ("feature", "adapter")
+"""What is in these caches of a worker belongs to no job."""
 
 
 class Reserved(Struct, frozen=True, kw_only=True):
@@ -39,16 +43,22 @@ class Reserved(Struct, frozen=True, kw_only=True):
 
 
 class AtHome(Struct):
-    """The jobs whose tensors a worker holds: how many there are of each share, their models, and their bytes."""
+    """The jobs whose tensors a worker holds: their accounts, how many there are of each share, their models, their
+    bytes, and the largest peak that one of their steps will have.
+    """
 
+    accounts: list[Account] = field(default_factory=list)
     shares: dict[str, int] = field(default_factory=dict)
     models: set[str] = field(default_factory=set)
     nbytes: int = 0
+    coming_bytes: int = 0
 
-    def add(self, share: str, model: str, nbytes: int) -> None:
-        self.shares[share] = self.shares.get(share, 0) + 1
+    def add(self, account: Account, model: str) -> None:
+        self.accounts.append(account)
+        self.shares[account.share] = self.shares.get(account.share, 0) + 1
         self.models.add(model)
-        self.nbytes += nbytes
+        self.nbytes += account.resident_bytes
+        self.coming_bytes = max(self.coming_bytes, account.coming_bytes)
 
 
 class Seat(Struct, kw_only=True):
@@ -78,6 +88,8 @@ class Seat(Struct, kw_only=True):
     """What kind it is: steps take as long on another one of this kind."""
     loaded: Device | None = None
     """What it said to have loaded, if that is not all that it could."""
+    cached_bytes: int = 0
+    """What it said to keep for whoever may need it again, weights aside."""
     turn_at: float = 0.0
     """When that changed."""
     last: str = ""
@@ -128,6 +140,7 @@ class Seat(Struct, kw_only=True):
         if self.beat is None or {*self.beat.resident} != {*beat.resident}:
             self.turn_at = now
         self.beat, self.loaded = beat, None
+        self.cached_bytes = sum(beat.caches[name].nbytes for name in SHARED_CACHES if name in beat.caches)
         if len(beat.resident) < len(beat.weights):
             self.loaded = Device(
                 resident=beat.resident, weights=beat.weights, began=self.turn_at, room_bytes=self.weights_bytes
@@ -173,7 +186,7 @@ class Seat(Struct, kw_only=True):
                 jumbo = True
             peaks += demand.peak_bytes
         in_use = sum([weights[model] for model in models])
-        taken = home.nbytes + peaks + min(in_use, self.weights_bytes)
+        held = home.nbytes + self.cached_bytes + min(in_use, self.weights_bytes)
         return Room(
             worker=self.worker,
             pool=self.hello.pool,
@@ -185,8 +198,10 @@ class Seat(Struct, kw_only=True):
             coming=waiting > 0,
             queued_s=left_s - min(begun_s, now - self.began_at),
             memory_bytes=self.hello.memory_bytes,
-            free_bytes=self.hello.memory_bytes - taken,
+            free_bytes=self.hello.memory_bytes - held - max(peaks, home.coming_bytes),
             peak_bytes=peaks,
+            coming_bytes=home.coming_bytes,
+            at_home=home.accounts,
             jobs=home.shares.copy(),
             in_use=models,
             weights_left=max(0, self.weights_bytes - in_use),

@@ -9,8 +9,8 @@ from msgspec import Struct
 from cards.reference import at
 from cards.request import ResolvedRequest
 from cards.wire import ModelIdentity
-from engine.client import StepTensors
 from engine.job import Job
+from engine.views import StepTensors
 from store.journal import Append, Journal, NewEvent
 
 TYPE = "parity_measured"

@@ -1,5 +1,7 @@
 """The engines that work on one store, as their leases there say."""
 
+from cards.wire import ModelIdentity
+from engine import share
 from store.journal import EngineRow, Journal
 
 
@@ -17,6 +19,10 @@ class Peers:
     async def others(self) -> set[str]:
         """Those with a live lease, but for this one."""
         return set(await self.live()) - {self._me}
+
+    async def run(self, model: ModelIdentity) -> bool:
+        """Whether one of the others has workers for a model."""
+        return any(share.runs(engine, model) for name, engine in (await self.live()).items() if name != self._me)
 
     async def names(self) -> list[str]:
         """Of those that work on the store now, this one among them."""

@@ -17,9 +17,6 @@ from cards.sizes import WIDTH, LoopSizes, Work, sizes_of
 from cards.wire import TensorRef, WorkPlan
 from engine import driver
 
-TFLOPS = 0.08
-"""A prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AMD EPYC, AVX-512), measured."""
-
 
 class TensorPlan(Struct, frozen=True):
     """One name that a node's steps make. Of several shapes the last one is shown."""

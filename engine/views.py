@@ -1,9 +1,15 @@
-"""What people see of a job: the public status, and the row of the job list. Both are derived from the fold."""
+"""What people see of a job: the public status and the row of the job list, derived from the fold, and its log."""
 
 from typing import Literal
 
+from msgspec import Struct
+
 from cards.request import ResolvedRequest
+from cards.wire import TensorRef
+from engine import events as facts
+from engine.events import JobEvent
 from engine.job import Job, State
+from store.journal import Event
 from store.journal import JobFilter as JobFilter
 from store.journal import JobRow as JobRow
 
@@ -45,3 +51,25 @@ def row(job: Job, at: float) -> JobRow:
         attempts=job.attempt,
         metadata=job.request.metadata,
     )
+
+
+class Told(Struct, frozen=True):
+    """An event as people see it. `position` is its place in the log: what an SSE reader continues after."""
+
+    position: int
+    version: int
+    at: float
+    type: str
+    event: JobEvent
+
+
+class StepTensors(Struct, frozen=True):
+    """What one completed step left, by content."""
+
+    loop: str
+    step: int
+    tensors: dict[str, TensorRef]
+
+
+def told(event: Event) -> Told:
+    return Told(event.position, event.version, event.at, event.type, facts.decode(event))

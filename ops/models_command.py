@@ -22,7 +22,7 @@ from cards.errors import BadCheckpoint
 from cards.family import Family
 from cards.model import Model
 from cards.request import GenerationRequest, resolve
-from engine.plan import TFLOPS, plan
+from engine.plan import plan
 from ops import asked, checked, models, models_shown, parity, plan_shown
 from ops.cli import settings_flags, settings_from
 from ops.errors import BadSettings, OpsError
@@ -77,7 +77,8 @@ def add(commands: Any) -> None:
     planned.add_argument("--frames", type=int, metavar="N")
     planned.add_argument("--steps", type=int, metavar="N")
     planned.add_argument("--guidance", type=float, metavar="X")
-    what = f"what the device sustains in a second, in 10^12 operations (default {TFLOPS}, a prior: two cores of a CPU)"
+    prior = f"default {plan_shown.TFLOPS}, a prior: two cores of a CPU"
+    what = f"what the device sustains in a second, in 10^12 operations ({prior})"
     planned.add_argument("--tflops", type=rate, metavar="X", help=what)
 
 

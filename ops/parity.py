@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from api.jobs import IMAGE, read_loras
-from api.schema import LoraFile
+from api.requests import LoraFile
 from cards import codec, registry
 from cards.errors import NoReference
 from cards.family import Family, Referenced

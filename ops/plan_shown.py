@@ -3,7 +3,11 @@
 from typing import Any
 
 from cards.request import ResolvedRequest
-from engine.plan import TFLOPS, JobPlan, KindPlan, TensorPlan
+from engine.plan import JobPlan, KindPlan, TensorPlan
+from engine.scheduling.cost import CPU_FLOPS
+
+TFLOPS = CPU_FLOPS / 1e12
+"""What a device is taken to do in a second where nobody says it."""
 
 
 def job(name: str, request: ResolvedRequest, plan: JobPlan, tflops: float | None) -> dict[str, Any]:

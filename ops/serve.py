@@ -84,8 +84,10 @@ async def running(settings: Settings) -> AsyncIterator[Serving]:
             await anyio.to_thread.run_sync(tenants.move_in, blobs, await journal.identity())
 
             async def spawn(slot: int) -> Process:
-                serves = settings.slots[slot]
-                of_slot = worker.settings_of(settings, link.address, os.getpid(), slot, families.unusable, serves)
+                serves, beside = settings.slots[slot], len(settings.slots) - 1
+                of_slot = worker.settings_of(
+                    settings, link.address, os.getpid(), slot, families.unusable, serves, beside
+                )
                 command = worker.command(of_slot, settings.blobs_url)
                 return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
 

@@ -19,6 +19,7 @@ from cards.roles import ROLES, Role
 from engine.collect import Retention
 from engine.scheduling.policy import DEFAULT, POLICIES
 from engine.scheduling.scheduler import Limits
+from engine.settings import MAX_ACTIVE
 from ops.errors import BadSettings
 from store.database import Durability
 
@@ -70,18 +71,21 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pool: str = "default"
     serves: tuple[Role, ...] = ()
     """The roles of a worker that is started by itself: encoder, denoiser, decoder; all if left out."""
-    memory_gib: Annotated[float, Meta(gt=0)] | None = None
-    """What each of these workers has for weights, tensors and steps; what its device has, if left out."""
+    memory_gib: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
+    """What each of these workers has for weights, tensors and steps; left out, all that its GPU has, or an equal
+    part of the machine's memory for each rank.
+    """
     families: tuple[str, ...] = DEFAULT_FAMILIES
     """Modules of model families."""
     extensions: tuple[str, ...] = ()
     """What looks at the steps of its workers: nan_watch, profiler, taps:MODULE, record:FOLDER, align:FOLDER."""
-    max_active: Count = 256
+    max_active: Count = MAX_ACTIVE
+    """Jobs that are driven at once. The policy decides among these; the others wait by priority, then by age."""
     policy: str = DEFAULT
     """In which order steps that are ready run: docs/scheduling.md says what each is for."""
     batch_most: Annotated[int, Meta(ge=1, le=64)] = 4
     """Steps of different jobs that are executed together, where their model says that it changes no bits."""
-    batch_wait_s: Annotated[float, Meta(ge=0)] = 0.0
+    batch_wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """How long a step waits for others to be executed with."""
     max_deaths: Count = 3
     silent_s: Seconds = 5.0

@@ -21,8 +21,9 @@ def settings_of(
     slot: int = 0,
     without: Collection[str] = (),
     serves: tuple[Role, ...] = (),
+    beside: int = 0,
 ) -> WorkerSettings:
-    """`without` are registered models that the engine cannot use, and has said so."""
+    """`without` are registered models that the engine cannot use, and has said so; `beside` are its other workers."""
     return WorkerSettings(
         connect=address,
         pool=settings.pool,
@@ -34,6 +35,7 @@ def settings_of(
         ranks=settings.ranks,
         device=settings.device,
         slot=slot,
+        beside=beside,
         parallel=settings.plan,
         rank_timeout_s=settings.rank_timeout_s,
         threads=settings.threads,

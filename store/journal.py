@@ -230,6 +230,10 @@ class Journal(Protocol):
         """Newest first, `after` a job id exclusive; with `open=True` in the order of work: priority, then age."""
         ...
 
+    async def open_jobs(self) -> int:
+        """How many there are, whoever drives them."""
+        ...
+
     async def job_of_key(self, key: str) -> tuple[str, str] | None:
         """The stream and the fingerprint that an idempotency key stands for."""
         ...

@@ -77,6 +77,9 @@ class MemoryJournal:
             rows = rows[rows.index(self._rows[after]) + 1 :] if after in self._rows else []
         return list(islice((row for row in rows if _matches(row, where)), limit))
 
+    async def open_jobs(self) -> int:
+        return sum(row.open for row in self._rows.values())
+
     async def job_of_key(self, key: str) -> tuple[str, str] | None:
         taken = self._admission.keys.get(key)
         return (taken.stream, taken.fingerprint) if taken else None
@@ -168,7 +171,7 @@ class MemoryJournal:
             events=len(self._log),
             checkpoints=len(self._checkpoints),
             jobs=len(self._rows),
-            open_jobs=sum(row.open for row in self._rows.values()),
+            open_jobs=await self.open_jobs(),
             blobs=len(self._blobs),
             blob_bytes=sum(len(data) for data, _ in self._blobs.values()),
             last_position=self._position,

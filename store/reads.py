@@ -164,6 +164,10 @@ def last_position() -> Question:
     return select(func.coalesce(func.max(events.c.position), 0))
 
 
+def open_jobs() -> Question:
+    return select(func.count()).select_from(jobs).where(jobs.c.open)
+
+
 def counts(nbytes: ColumnElement[int]) -> Question:
     """As StoreStatistics has them; `nbytes` is how the database says what it takes on disk."""
 
@@ -175,7 +179,7 @@ def counts(nbytes: ColumnElement[int]) -> Question:
         count(events),
         count(checkpoints),
         count(jobs),
-        select(func.count()).select_from(jobs).where(jobs.c.open).scalar_subquery(),
+        open_jobs().scalar_subquery(),
         count(blobs),
         select(func.coalesce(func.sum(blobs.c.size), 0)).scalar_subquery(),
         last_position().scalar_subquery(),

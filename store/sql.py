@@ -85,6 +85,9 @@ class SqlJournal:
     async def jobs(self, where: JobFilter = ALL_JOBS, *, after: str | None = None, limit: int = 100) -> list[JobRow]:
         return reads.to_jobs(await self._ask(reads.job_rows(where, after, limit)))
 
+    async def open_jobs(self) -> int:
+        return int((await self._ask(reads.open_jobs()))[0][0])
+
     async def job_of_key(self, key: str) -> tuple[str, str] | None:
         for stream, fingerprint in await self._ask(reads.key(key)):
             return stream, fingerprint

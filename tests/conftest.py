@@ -1,10 +1,13 @@
 """What all tests may ask for."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from store.journal import Journal
+from store.open import open_journal
 from tests.postgres import running_postgres
 from tests.s3 import s3_server
 
@@ -36,3 +39,21 @@ def s3() -> Iterator[str]:
     """Where an S3 service listens."""
     with s3_server() as endpoint:
         yield endpoint
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store of each kind."""
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/store.db"
+        case "postgres":
+            new_database: Callable[[], str] = request.getfixturevalue("new_database")
+            return new_database()
+    return "memory://"
+
+
+@pytest.fixture
+async def journal(url: str) -> AsyncIterator[Journal]:
+    async with open_journal(url) as journal:
+        yield journal

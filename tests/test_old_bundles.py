@@ -3,7 +3,6 @@
 `python -m tests.goldens bundles RELEASE` writes those of a release, each with the digests of all its steps beside it.
 """
 
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -14,30 +13,12 @@ from engine.check import check
 from engine.job import State
 from store.chain import broken
 from store.journal import Journal
-from store.open import open_journal
 from tests.history import FOLDER
 from tests.sim import World, digests
 
 BUNDLES = sorted(FOLDER.glob("bundle-*.tar"))
 
 Steps = list[tuple[str, int, dict[str, str]]]
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    match request.param:
-        case "sqlite":
-            return f"sqlite:///{tmp_path}/store.db"
-        case "postgres":
-            new_database: Callable[[], str] = request.getfixturevalue("new_database")
-            return new_database()
-    return "memory://"
-
-
-@pytest.fixture
-async def journal(url: str) -> AsyncIterator[Journal]:
-    async with open_journal(url) as journal:
-        yield journal
 
 
 @pytest.fixture(params=BUNDLES, ids=lambda path: path.stem)

@@ -142,16 +142,6 @@ class Caches:
                 self._held[holder].discard((name, key))
             cache.drop(key)
 
-    def invalidate(self, model: str, component: str, weights: str) -> None:
-        """A component has these weights now: what was computed with it at others is dropped, and nothing else is."""
-
-        def stale(key: CacheKey) -> bool:
-            versions = [version for version in key.components if version.component == component]
-            return key.model == model and any(version.weights != weights for version in versions)
-
-        for name in self._classes:
-            self.drop(name, stale)
-
     def clear(self, but: Collection[str] = ()) -> None:
         """Nobody holds anything any more, and only the classes named keep what they have room for."""
         for holder in list(self._held):

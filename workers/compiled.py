@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from cards import memory
 from workers.clock import perf_counter
 from workers.errors import NotCompiled
 
@@ -64,14 +65,16 @@ class Tier:
                 return eager(*arguments, **named)
             try:
                 return compiled(*arguments, **named)
-            except (MemoryError, torch.OutOfMemoryError):
-                raise  # which is the step's
-            except Exception as error:  # noqa: BLE001 - whatever it is of: the step is run again without this tier
+            except Exception as error:
+                if memory.ran_out(error):
+                    raise
+                eager(*arguments, **named)  # what is raised here too is the step's own error
                 self._fail(error)
 
         return forward
 
     def _fail(self, error: Exception) -> NoReturn:
+        """The step is run again without this tier."""
         self.failed = f"{type(error).__name__}: {error}"
         log.warning("compiling failed, all goes on without: %s", self.failed.split("\n")[0])
         raise NotCompiled(self.failed) from error

@@ -29,8 +29,10 @@ def device_of(asked: str, number: int = 0, gpus: Callable[[], int] = gpus) -> st
     return f"cuda:{index}"
 
 
-def memory_of(device: str) -> int:
-    """Bytes: a GPU's own, and of the CPU what this machine has, or lets this process have."""
+def memory_of(device: str, ranks: int = 1) -> int:
+    """Bytes: a GPU's own, and of the CPU a part for each of the `ranks` there of what this machine has, or lets this
+    process have.
+    """
     if device != "cpu":
         import torch
 
@@ -39,8 +41,8 @@ def memory_of(device: str) -> int:
     try:
         allowed = int(Path("/sys/fs/cgroup/memory.max").read_text())
     except (OSError, ValueError):  # there is none, or it says "max"
-        return there
-    return min(there, allowed)
+        allowed = there
+    return min(there, allowed) // ranks
 
 
 def settle(device: str) -> None:

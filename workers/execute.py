@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from cards import cache_key, codec, lora
 from cards.branches import COMPONENT, driven, evaluate
 from cards.cache_key import CacheKey, Origin
-from cards.errors import WeightsChanged
 from cards.family import Asking, Components, Made
 from cards.folding import FOLD, MADE, fold_of, lacking
 from cards.forward import Forward, Outputs
@@ -34,8 +33,9 @@ from workers.adapters import Adapters
 from workers.caches import FEATURE, STEP, Caches
 from workers.clock import perf_counter
 from workers.compiled import Tier
-from workers.errors import OOM, BrokenPromise, ExchangeBroken, FoldDiffers, NotCompiled, step_error
+from workers.errors import OOM, BrokenPromise, FoldDiffers, NotCompiled, step_error
 from workers.loaded import Beside, Loaded
+from workers.member import Member
 from workers.naming import Named, Naming
 from workers.residency import Residency
 from workers.resident import BlobStore, Resident
@@ -63,26 +63,6 @@ def asking(step: Made | Asking) -> Asking:
     if not isinstance(made, Made):
         raise TypeError(f"a step returned {type(made).__name__} where Made is wanted")
     return made
-
-
-class Member:
-    """A unit on its way to its answer: what it reads, and what its body has made or what went wrong."""
-
-    def __init__(self, unit: WorkUnit) -> None:
-        self.unit = unit
-        self.reads: dict[str, TensorRef] = {}
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.made: Made | StepError | None = None
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """What is raised is the unit's answer; only what breaks the process itself goes on, or has it run again."""
-        try:
-            yield
-        except (ExchangeBroken, WeightsChanged, NotCompiled):
-            raise
-        except Exception as error:  # noqa: BLE001 - a step is others' code: whatever it raises fails its job, not the pool
-            self.made = step_error(error)
 
 
 class Executor:

@@ -6,7 +6,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from workers.execute import Executor
 from workers.link import Identity, Link
 from workers.loaded import Loaded, load_models
 from workers.observed import executor
+from workers.own_folder import own_folder
 from workers.peers import Peers, joined
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
@@ -45,12 +45,14 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """cpu, cuda, cuda:1 or auto: each rank takes one."""
     slot: int = 0
     """Which of its machine's workers this is: its ranks take the devices after those of the workers before it."""
+    beside: int = 0
+    """How many workers with as many ranks were started with it: on a CPU they share its memory."""
     parallel: ParallelPlan | None = None
     """What the ranks share of a step instead of each running all of it."""
     credits: int = 16
     threads: int = 1
     memory_bytes: int | None = None
-    """For weights, tensors and steps; what the device has, if left out."""
+    """For weights, tensors and steps; what the device has for each rank, if left out."""
     serves: tuple[Role, ...] = ()
     """It runs the loops of these roles and loads what they need; all if there are none."""
     transfers: str = ""
@@ -89,8 +91,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
         device, *_ = (_device(settings, rank) for rank in range(settings.ranks))
         others = Others()
         if settings.ranks > 1:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
-            settings = replace(settings, meet_in=folder)
+            settings = replace(settings, meet_in=str(stack.enter_context(own_folder("ranks"))))
         peers = stack.enter_context(_peers(settings, 0))
         followers = stack.enter_context(_followers(settings, others, follower, peers))
         families, executor = stack.enter_context(_prepared(settings, blobs, peers, 0, device))
@@ -102,7 +103,7 @@ def lead(settings: WorkerSettings, blobs: BlobStore, follower: Follower) -> str:
             pool=settings.pool,
             ranks=settings.ranks,
             credits=settings.credits,
-            memory_bytes=settings.memory_bytes or devices.memory_of(device),
+            memory_bytes=_memory_bytes(settings, device),
             models=tuple(registry.identity(family) for family in families.values()),
             fingerprint=numerics,
             blobs=blobs.name,
@@ -161,6 +162,12 @@ def watch_parent(parent: int | None, every_s: float = 0.5) -> None:
 def _device(settings: WorkerSettings, rank: int) -> str:
     """Raises NoDevice."""
     return devices.device_of(settings.device, settings.slot * settings.ranks + rank)
+
+
+def _memory_bytes(settings: WorkerSettings, device: str) -> int:
+    if settings.memory_bytes is not None:
+        return settings.memory_bytes
+    return devices.memory_of(device, (settings.beside + 1) * settings.ranks)
 
 
 def _numerics(settings: WorkerSettings, device: str) -> str:

@@ -67,7 +67,11 @@ class Sharing:
             known[kind] = self.measure(forwards, made)
             return made
         names = known[kind]
-        return [_alone(forward) for forward in forwards] if names is None else call(forwards, names)
+        return [_alone(forward) for forward in forwards] if names is None else self.call(forwards, names)
+
+    def call(self, forwards: Sequence[Forward], names: Iterable[str]) -> Sequence[Evaluated]:
+        """Those of a kind that is known."""
+        return call(forwards, names)
 
     def measure(self, forwards: Sequence[Forward], made: Sequence[Outputs]) -> tuple[str, ...] | None:
         """The modules that must go part by part for one call to make what was made, or None if it would not."""

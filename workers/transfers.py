@@ -3,7 +3,6 @@
 import logging
 import os
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from cards.codec import Parts
 from cards.wire import Fetched, UnitId, WorkUnit
 from workers import transfer
 from workers.clock import monotonic
+from workers.own_folder import own_folder
 from workers.transfer import AskerMessage, HolderMessage, Lender, Memory, Shared
 from workers.transfer_fetcher import Brought, Fetcher
 
@@ -205,8 +205,8 @@ def transferring(
 
     Raises zmq.ZMQError for an address that cannot be taken.
     """
-    with tempfile.TemporaryDirectory(prefix="transfers-") as folder:
-        address = address or f"ipc://{Path(folder) / 'askers'}"
+    with own_folder("transfers") as folder:
+        address = address or f"ipc://{folder / 'askers'}"
         transfers = Transfers(find, address, this_place() if place is None else place, patience_s)
         transfers.start()
         try:

@@ -1,4 +1,4 @@
-"""What one job will take, as far as is known, and what it has had."""
+"""What one job will take, as far as is known, and how its next step is lined up."""
 
 from msgspec import Struct, field
 
@@ -12,13 +12,16 @@ class Account(Struct):
     submitted_at: float
     deadline: float | None
     forecast: Forecast
-    served_s: float = 0.0
-    """Device time that the job has had from this engine."""
     order: int = 0
     since: float = 0.0
     """When the step that is lined up was."""
     share: str = ""
+    left_s: float = 0.0
+    """Predicted device time of all that it has before it, as of the step that was lined up last."""
     resident_bytes: int = 0
+    coming_bytes: int = 0
+    """The largest peak of its steps, from the node on whose place this is."""
+    coming_from: int = -1
     priced: dict[tuple[str, str, str, str], Priced] = field(default_factory=dict)
     later: tuple[int, str, float] = (-1, "", 0.0)
     """The node that the job was in, the device, and what the nodes after it would take there."""

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from cards.wire import Hello, ModelIdentity
 from engine.scheduling import switching
+from engine.scheduling.account import Account
 from engine.scheduling.ready import Demand, Modules, Ready
 from engine.scheduling.switching import Device, Preference
 
@@ -43,9 +44,15 @@ class Room(Struct, kw_only=True, eq=False):
     memory_bytes: float = math.inf
     """All that it has."""
     free_bytes: float
-    """Beside the weights, the tensors of the jobs at home here, and the peaks of the steps that are with it."""
+    """Beside the weights, the tensors of the jobs at home here, and the peaks of the steps that are with it, or the
+    largest that is to come if that is more.
+    """
     peak_bytes: float = 0
     """Of the steps that are with it."""
+    coming_bytes: float = 0
+    """The largest peak that a step of the jobs at home here will have."""
+    at_home: Sequence[Account] = ()
+    """Those jobs."""
     jobs: dict[str, int] = field(default_factory=dict)
     """Those at home here, by the share that they take."""
     in_use: set[str] = field(default_factory=set)
@@ -58,8 +65,10 @@ class Room(Struct, kw_only=True, eq=False):
     """Whose steps go here, where models take turns."""
     modules: Modules | None = None
     """Of the placement that was last made."""
-    kept: bool = False
-    """For a job that waits until there are the bytes for it: others do not come here."""
+    kept_s: float = math.inf
+    """A job waits until there are the bytes for it, so only those come that are done within this time: by then the
+    jobs at home here, which it waits for, are not done either.
+    """
     jumbo: bool = False
     """Whether a step that takes long is with it."""
 
@@ -84,7 +93,7 @@ class Room(Struct, kw_only=True, eq=False):
         if not self.is_turn_of(ready):
             return False
         at_home = ready.home == self.worker
-        if not at_home and (self.kept or self.is_crowded(ready, at_once)):
+        if not at_home and not self._lets_in(ready, at_once):
             return False
         if not self.outstanding and (at_home or not self.jobs):
             return self.has_place
@@ -119,9 +128,7 @@ class Room(Struct, kw_only=True, eq=False):
 
     def bytes_of(self, ready: Ready) -> float:
         """What a step takes of the memory here, beside what is counted already."""
-        demand = ready.demand
-        resident = 0 if ready.home == self.worker else demand.resident_bytes
-        return demand.peak_bytes + resident + self._weights_of(ready)
+        return self._bytes_beside(ready, self.peak_bytes)
 
     def is_large_enough(self, ready: Ready) -> bool:
         """Whether a step would fit if nothing else were here."""
@@ -133,12 +140,13 @@ class Room(Struct, kw_only=True, eq=False):
 
     def fits_when_idle(self, ready: Ready) -> bool:
         """Whether it would once all that is with the worker is done."""
-        at_home = ready.home == self.worker
-        return at_home or not self.jobs or self.bytes_of(ready) <= self.free_bytes + self.peak_bytes
+        if ready.home == self.worker or not self.jobs:
+            return True
+        return self._bytes_beside(ready, 0) <= self.free_bytes + max(0, self.peak_bytes - self.coming_bytes)
 
     def takes_when_idle(self, ready: Ready, at_once: int | None) -> bool:
         """Whether only what is with the worker, or the turn of others, is in the way of a step."""
-        if ready.home != self.worker and (self.kept or self.is_crowded(ready, at_once)):
+        if ready.home != self.worker and not self._lets_in(ready, at_once):
             return False
         return self.serves(ready) and self.fits_when_idle(ready)
 
@@ -151,10 +159,11 @@ class Room(Struct, kw_only=True, eq=False):
         self.queued_s += ready.demand.seconds
         if ready.home != self.worker:
             self.jobs[ready.share] = self.jobs.get(ready.share, 0) + 1
+            self.coming_bytes = max(self.coming_bytes, ready.demand.coming_bytes)
 
     def keep_for(self, ready: Ready) -> None:
         """Nothing more comes here that would be in the way of a step which does not fit now."""
-        self.kept = True
+        self.kept_s = max((account.left_s for account in self.at_home), default=0.0)
         if self.credits and self.fits_when_idle(ready):
             self.credits = 0  # it will fit once the worker is idle; else jobs that are at home here must end first
 
@@ -166,6 +175,16 @@ class Room(Struct, kw_only=True, eq=False):
             self.queued_s += self.loading_s(ready)
             self.modules = ready.modules
             self.add(ready)
+
+    def _lets_in(self, ready: Ready, at_once: int | None) -> bool:
+        return ready.left_s < self.kept_s and not self.is_crowded(ready, at_once)
+
+    def _bytes_beside(self, ready: Ready, peak_bytes: float) -> float:
+        """What a step takes where so much is taken by others that run, beside what is counted already."""
+        demand, at_home = ready.demand, ready.home == self.worker
+        coming = self.coming_bytes if at_home else max(self.coming_bytes, demand.coming_bytes)
+        more = max(peak_bytes + demand.peak_bytes, coming) - max(peak_bytes, self.coming_bytes)
+        return more + (0 if at_home else demand.resident_bytes) + self._weights_of(ready)
 
     def _weights_of(self, ready: Ready) -> float:
         return 0 if ready.model.name in self.in_use else min(ready.demand.weights_bytes, self.weights_left)

@@ -1,7 +1,7 @@
 """What steps take of a device, in seconds: predicted from how much work they are, and learnt from what they took.
 
-Nothing is admitted on an optimistic figure: `careful_s` is above what most steps of a kind take, and well above what is
-only predicted.
+Nothing is admitted on an optimistic figure: `careful_s` is above what most steps of a kind take, no less than the first
+ones on their workers where there are no others, and well above what is only predicted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,9 @@ from cards.wire import ModelIdentity
 from engine.scheduling.ready import Adapters, Group
 
 CPU_FLOPS = 0.08e12
-"""A second, as a prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AVX-512), measured."""
+"""A second, as a prior: a float32 matrix product of 2048 x 2048 on two cores of a server CPU (AMD EPYC, AVX-512),
+measured.
+"""
 
 GPU_FLOPS = 100e12
 """A second, as a prior: what models make of a GPU's bfloat16."""
@@ -53,14 +55,25 @@ class StepKind(Struct, frozen=True):
 
 
 class Rate(Struct):
-    """What a kind of device does in a second, in operations."""
+    """What steps of a kind make of a kind of device, in operations a second: a decoder makes less of it than a
+    transformer. Before one was timed it is the slowest there, the `prior` among them.
+    """
 
-    flops: float
+    prior: float
+    others: Mapping[tuple[str, str], "Rate"] = {}
+    """Of this device, by the loop and the kind of its step."""
+    timed: float = 0.0
     samples: int = 0
+
+    @property
+    def flops(self) -> float:
+        if self.samples:
+            return self.timed
+        return min([self.prior, *(other.timed for other in self.others.values() if other.samples)])
 
     def took(self, flops: int, seconds: float) -> None:
         self.samples += 1
-        self.flops += max(WEIGHT, 1 / self.samples) * (flops / seconds - self.flops)
+        self.timed += max(WEIGHT, 1 / self.samples) * (flops / seconds - self.timed)
 
 
 class Figure(Struct):
@@ -74,7 +87,8 @@ class Figure(Struct):
     samples: int = 0
     cold_s: float = 0.0
     """The mean of the first one on each worker, which are no samples: a worker makes things ready with it, and of a
-    batch it measures whether its members may share. So it does when it has loaded the model again.
+    batch it measures whether its members may share. So it does when it has loaded the model again. As long as there are
+    no others, as where models take turns at every step, it is what a step takes: others take less.
     """
     cold: int = 0
     warm: set[tuple[str, Adapters]] = field(default_factory=set)
@@ -82,15 +96,15 @@ class Figure(Struct):
 
     @property
     def expected_s(self) -> float:
-        if self.samples:
-            return self.mean_s
+        if self.samples or self.cold:
+            return self.mean_s if self.samples else self.cold_s
         return self.flops / self.rate.flops if self.flops else UNKNOWN_S
 
     @property
     def careful_s(self) -> float:
         if self.samples:
             return self.mean_s + DEVIATIONS * self.deviation_s
-        return max(LEAST_S, MARGIN * self.expected_s)
+        return max(LEAST_S, self.cold_s if self.cold else MARGIN * self.expected_s)
 
     def took(self, seconds: float, worker: str, adapters: Adapters = ()) -> None:
         """A step was timed."""
@@ -106,6 +120,10 @@ class Figure(Struct):
         off = seconds - self.mean_s
         self.mean_s += weight * off
         self.deviation_s += weight * ((abs(off) if self.samples > 1 else seconds / 2) - self.deviation_s)
+        self.teach(seconds)
+
+    def teach(self, seconds: float) -> None:
+        """What a step took says what its kind makes of the device, if its work is known."""
         if self.flops and seconds > 0:
             self.rate.took(self.flops, seconds)
 
@@ -129,7 +147,7 @@ class CostModel:
 
     def __init__(self, rates: Mapping[str, float] | None = None) -> None:
         self._given = dict(rates or {})
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[str, dict[tuple[str, str], Rate]] = {}
         self._figures: dict[StepKind, Figure] = {}
 
     def figure(self, kind: StepKind, flops: int = 0) -> Figure:
@@ -139,19 +157,13 @@ class CostModel:
             return there
         if len(self._figures) >= MOST:
             del self._figures[next(iter(self._figures))]
-        made = self._figures[kind] = Figure(self.rate(kind.device), flops)
+        made = self._figures[kind] = Figure(self._rate(kind), flops)
         return made
 
     def timed(self, kind: StepKind) -> Figure | None:
         """That of a kind of which steps were timed."""
         figure = self._figures.get(kind)
         return figure if figure is not None and figure.samples else None
-
-    def rate(self, device: str) -> Rate:
-        if device not in self._rates:
-            prior = CPU_FLOPS if device.startswith("device=cpu") else GPU_FLOPS
-            self._rates[device] = Rate(self._given.get(device, prior))
-        return self._rates[device]
 
     def left(self, worker: str, model: ModelIdentity | None = None) -> None:
         """It has nothing ready any more, of this model or of any: what it does next is its first."""
@@ -165,3 +177,10 @@ class CostModel:
 
     def measured(self) -> Iterator[tuple[StepKind, Figure]]:
         return ((kind, figure) for kind, figure in self._figures.items() if figure.samples or figure.cold)
+
+    def _rate(self, kind: StepKind) -> Rate:
+        there, what = self._rates.setdefault(kind.device, {}), (kind.loop, kind.kind)
+        if what not in there:
+            prior = CPU_FLOPS if kind.device.startswith("device=cpu") else GPU_FLOPS
+            there[what] = Rate(self._given.get(kind.device, prior), there)
+        return there[what]

@@ -4,7 +4,7 @@ Walking a program and reading a checkpoint's headers takes its time: it is done 
 on the event loop.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -34,10 +34,13 @@ class Forecast(Struct, frozen=True):
         """What the job has on its device at most, but for the activations of the step that runs."""
         return max((kind.tensor_bytes for kind in self.kinds), default=0)
 
+    def peak_bytes(self, nodes: Collection[str]) -> int:
+        """The activations of the largest step in these nodes."""
+        return max((kind.activation_bytes for kind in self.kinds if kind.node in nodes), default=0)
+
     def demand(self, weights_bytes: int) -> Demand:
         """Of the largest step. Seconds are left out."""
-        peak = max((kind.activation_bytes for kind in self.kinds), default=0)
-        return Demand(0.0, self.resident_bytes, peak, weights_bytes)
+        return Demand(0.0, self.resident_bytes, self.peak_bytes({kind.node for kind in self.kinds}), weights_bytes)
 
     def of(self, node: str, kind: str) -> KindPlan | None:
         return next((one for one in self.kinds if (one.node, one.kind) == (node, kind)), None)

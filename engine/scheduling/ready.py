@@ -24,11 +24,13 @@ class Demand(Struct, frozen=True):
     """Beside them and the weights, while the step runs."""
     weights_bytes: int = 0
     """Of the model: once a worker, however many of its jobs are there."""
+    coming_bytes: int = 0
+    """The largest peak of all that the job has before it, as far as it is known."""
 
     @property
     def nbytes(self) -> int:
-        """What a worker must have that holds nothing yet."""
-        return self.resident_bytes + self.peak_bytes + self.weights_bytes
+        """What a worker must have that holds nothing yet, for the job to come to its end there."""
+        return self.resident_bytes + max(self.peak_bytes, self.coming_bytes) + self.weights_bytes
 
 
 class Group(Struct, frozen=True):
@@ -57,6 +59,8 @@ class Ready(Struct, frozen=True, kw_only=True):
     demand: Demand
     left_s: float
     """Predicted device time of all that the job has before it, this step among it."""
+    step_s: float = 0.0
+    """That of this step: what it takes on average, and not on the careful side."""
     served_s: float = 0.0
     """Device time that the job has had."""
     group: Group | None = None

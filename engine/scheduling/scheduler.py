@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from engine.scheduling import batch
 from engine.scheduling.admission import Room
 from engine.scheduling.line import Line
-from engine.scheduling.policy import Policy
+from engine.scheduling.policy import Policy, due
 from engine.scheduling.ready import Ready
 from engine.scheduling.shares import Shares
-from engine.scheduling.switching import prefer, wish_of
+from engine.scheduling.switching import TURNS, prefer, wish_of
 
 AGED_EVERY = 4
 """Of so many seconds that are placed one is for steps that have waited longest, if those have waited too long."""
@@ -117,15 +117,12 @@ class Scheduler:
             if ready.job in taken or self._holds(ready, now):
                 continue
             room = self._choose(ready, there, now)
-            if room is not None and (alike := self._alike(ready, room, taken, now)) is not None:
-                placements.append(self._place(alike, room, taken, now))
+            while room is not None and (before := self._before(ready, room, taken, now)) is not None:
+                placements += self._place_next(before, room, taken, now)
                 room = self._choose(ready, there, now)
             if room is None:
                 continue  # this one does not fit now; it must not block one that does
-            if room.goes_behind(ready):
-                placements.append(self._place(ready, room, taken, now))
-            else:
-                room.credits = 0  # it is next there, as soon as that is idle
+            placements += self._place_next(ready, room, taken, now)
             if (placements and self.policy.by_share) or not any(room.has_place for room in there.values()):
                 break
         return placements
@@ -140,6 +137,7 @@ class Scheduler:
         able = [ready for ready in able if ready.home is None or ready.home not in there.keys() - {room.worker}] or able
         most = max((ready.priority for ready in able), default=0)
         able = [ready for ready in able if ready.priority == most or now - ready.since > self.limits.ageing_s]
+        able = [ready for ready in able if _is_last_chance(ready, room, now)] or able
         room.turn = prefer(room.device, [wish_of(ready) for ready in able], now)
 
     def _lift_turns(self, there: Mapping[str, Room]) -> bool:
@@ -149,19 +147,40 @@ class Scheduler:
             room.turn = None
         return bool(idle)
 
+    def _before(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
+        """A step to run before this one, of the same priority, from which both gain."""
+        return self._alike(ready, room, taken, now) or self._opening(ready, room, taken, now)
+
     def _alike(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
-        """A step to run before this one, of the same priority, since it needs no change of adapters there."""
+        """One that needs no change of adapters there."""
         if room.modules is None or room.modules == ready.modules or room.modules[0] != ready.model or room.outstanding:
             return None
         patience_s = self.limits.adapters_s
         if ready.bound or now - ready.since > patience_s:
             return None
-        if ready.deadline is not None and now + patience_s + ready.left_s > ready.deadline:
+        if now <= due(ready) - ready.left_s < now + patience_s:  # it can be done in time, and then could not
             return None
         for other in self.line.in_order([home for home in (None, room.worker) if home in self.line.homes()], now):
             if other.priority != ready.priority or other.modules != room.modules or other.job in taken:
                 continue
             if not self._holds(other, now) and room.takes(other, self.policy.at_once):
+                return other
+        return None
+
+    def _opening(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
+        """One that a job has before those that may go along with this one, if it takes no longer than these may."""
+        if ready.group is None or self.limits.batch_most <= sum(room.jobs.values()):
+            return None
+        if 2 * ready.demand.seconds > self.limits.batch_s:
+            return None
+        spare_s = due(ready) - ready.left_s - now
+        for other in self.line.in_order([home for home in (None, room.worker) if home in self.line.homes()], now):
+            if other.group is not None or other.modules != ready.modules or other.job in taken or other.bound:
+                continue
+            seconds = other.demand.seconds
+            if other.priority != ready.priority or not seconds < min(other.left_s, self.limits.batch_s):
+                continue
+            if not 0 <= spare_s < seconds and room.takes(other, self.policy.at_once):
                 return other
         return None
 
@@ -211,6 +230,13 @@ class Scheduler:
         clear = [room for room in serving if not room.jumbo]
         return clear[0] if len(clear) == 1 and len(serving) > 1 else None
 
+    def _place_next(self, ready: Ready, room: Room, taken: set[str], now: float) -> list[Placement]:
+        """Behind what is there, or as soon as that is idle: nothing else goes there before."""
+        if room.goes_behind(ready):
+            return [self._place(ready, room, taken, now)]
+        room.credits = 0
+        return []
+
     def _place(self, first: Ready, room: Room, taken: set[str], now: float) -> Placement:
         """It is charged what it will take on the careful side; whoever carries it out settles that."""
         seconds = first.demand.seconds + room.loading_s(first)
@@ -250,19 +276,31 @@ class Scheduler:
                 placement = self._place(ready, room, set(), now)
                 self._owed_s = (AGED_EVERY - 1) * sum([member.demand.seconds for member in placement.members])
                 return [placement]
-            if (room := self._awaited(ready, rooms)) is not None:
+            if (room := self._awaited(ready, rooms, now)) is not None:
                 if not room.is_turn_of(ready) and room.takes_when_idle(ready, self.policy.at_once):
                     continue  # its turn will come
                 room.keep_for(ready)
                 break
         return []
 
-    def _awaited(self, ready: Ready, rooms: Mapping[str, Room]) -> Room | None:
+    def _awaited(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
         """The worker on which a step that fits nowhere will fit first, if only bytes are in its way."""
+        spared = self._spared(ready, rooms, now)
         home = rooms.get(ready.home or "")
-        if home is not None and home.serves(ready) and home.is_large_enough(ready):
+        if home is not None and home is not spared and home.serves(ready) and home.is_large_enough(ready):
             return home
+        if ready.bound:
+            return None
         most = self.policy.at_once
         serving = [room for room in rooms.values() if room.serves(ready) and not room.is_crowded(ready, most)]
+        serving = [room for room in serving if room is not spared]
         serving = [room for room in serving if room.is_large_enough(ready)] or serving
         return min(serving, key=lambda room: (sum(room.jobs.values()), room.worker), default=None)
+
+
+def _is_last_chance(ready: Ready, room: Room, now: float) -> bool:
+    """Whether a job that can still be done by its deadline cannot if it waits for much longer than loading takes."""
+    if ready.deadline is None:
+        return False
+    loading_s = room.loading_s(ready)
+    return 0 <= ready.deadline - now - ready.left_s - loading_s <= loading_s + TURNS.least_s

@@ -11,8 +11,9 @@ import anyio
 from msgspec import Struct
 
 from cards.request import GenerationRequest
-from engine.client import Client, Told
+from engine.client import Client
 from engine.job import Job
+from engine.views import Told
 from ops.serve import Serving, running
 from ops.settings import Settings
 from ops.version import VERSION

@@ -44,7 +44,18 @@ async def test_capacity_says_what_steps_take_what_workers_have_and_what_waits(
         "weights_bytes": None,
         "components": [],
     }
-    assert seen["queue"] == {"steps": 0, "seconds": 0, "job_seconds": 0}
+    assert seen["queue"] == {"jobs": 0, "steps": 0, "seconds": 0, "job_seconds": 0}
+
+
+async def test_the_queue_has_all_open_jobs_and_one_kind_of_seconds() -> None:
+    async with World().engine(max_active=4, workers=0) as running, without_sockets(app_of(running)) as http:
+        for seed in range(10):
+            await running.client.submit(request(steps=1, seed=seed))
+        await running.until(lambda: len(running.engine.dispatcher.waiting()) == 4)
+        queue = (await http.get("/v1/capacity")).json()["queue"]
+
+    assert (queue["jobs"], queue["steps"]) == (10, 4)
+    assert 0 < queue["seconds"] <= queue["job_seconds"]
 
 
 async def test_readiness_follows_workers_and_draining(idle: Running, http_idle: httpx.AsyncClient) -> None:

@@ -28,6 +28,7 @@ async def test_open_jobs_are_listed_in_the_order_of_work(journal: Journal) -> No
     assert [row.id for row in await journal.jobs(JobFilter(open=True), after="b")] == ["c", "a"]
     assert [row.id for row in await journal.jobs(JobFilter(open=True), after="c")] == ["a"]
     assert [row.id for row in await journal.jobs(JobFilter(open=False))] == ["d"]
+    assert await journal.open_jobs() == 3
 
 
 async def test_jobs_are_filtered(journal: Journal) -> None:

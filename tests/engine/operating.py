@@ -1,7 +1,10 @@
 """What people may do to jobs, by name, and jobs in the states that they do it in."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
+
+import anyio.lowlevel
 
 from engine.client import Client
 from engine.job import Job, State
@@ -67,6 +70,18 @@ async def held(running: Running, units: int, **fields: Any) -> Job:
     await running.until(lambda: len(worker.ran) >= units and running.engine.results.steps >= units - 1)
     await running.engine.ledger.settled()
     return job
+
+
+@asynccontextmanager
+async def near_its_end(turns: int) -> AsyncIterator[tuple[Running, Job]]:
+    """A job so many turns of the event loop after a worker has taken its last unit."""
+    async with World().engine() as running:
+        job = await running.client.submit(request(steps=1))
+        while len(running.workers[0].ran) < 3:
+            await anyio.lowlevel.checkpoint()
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        yield running, job
 
 
 class Flaky(toy.ToyFamily):

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
 from cards.registry import Registry
@@ -10,14 +12,16 @@ from cards.wire import ModelIdentity, StepError, StepResult, UnitId
 from engine.accounts import Accounts
 from engine.calibration import Calibration
 from engine.fleet import Fleet, Reserved
+from engine.peers import Peers
 from engine.scheduling.cost import CostModel, Priced, StepKind
 from engine.scheduling.policy import POLICIES
 from engine.scheduling.ready import Group
 from store.errors import StoreUnavailable
-from store.journal import Append
+from store.journal import Append, NewEvent
 from store.memory import MemoryJournal
 from tests import toy
-from tests.sim import QueuedJournal, SimClock, at_once
+from tests.failing_journals import QueuedJournal
+from tests.sim import SimClock, at_once
 
 KIND = StepKind("default", "device=cpu", ModelIdentity("toy", "c", "w"), "count", "count", "8x8x5")
 STREAM = "pool/default"
@@ -41,12 +45,13 @@ async def events(journal: MemoryJournal) -> int:
 def taught(*results: tuple[int, StepResult]) -> CostModel:
     """By results that came back one after the other, each of a batch of this number."""
     registry = Registry({"toy": toy.FAMILY})
-    accounts = Accounts(registry, Fleet(1.0), POLICIES["deadline"], SimClock(), at_once, shared=False)
+    peers = Peers(MemoryJournal(), "engine")
+    accounts = Accounts(registry, Fleet(1.0), POLICIES["deadline"], SimClock(), at_once, peers)
     figure = accounts.costs.figure(KIND)
     figure.took(9.0, "worker")
     priced = Priced(KIND, figure, 0, Group(KIND.model, "count", "count", "8x8x5"))
     for batch, result in results:
-        accounts.took(None, Reserved(batch=batch, model="toy", priced=priced), result, "worker")
+        accounts.took(Reserved(batch=batch, model="toy", priced=priced), result, "worker")
     return accounts.costs
 
 
@@ -89,6 +94,40 @@ async def test_what_one_engine_has_learnt_another_begins_with() -> None:
     ours, theirs = costs.figure(KIND), other.figure(KIND)
     assert (theirs.mean_s, theirs.samples, theirs.cold_s) == (ours.mean_s, ours.samples, 9.0)
     assert theirs.careful_s == ours.careful_s
+
+
+async def test_another_predicts_as_well_what_nobody_has_timed() -> None:
+    journal, costs, unseen = MemoryJournal(), CostModel(), replace(KIND, shape="16x16x5")
+    costs.figure(KIND, 10**12)
+    for seconds in (9.0, *[0.01] * 30):
+        costs.figure(KIND).took(seconds, "worker")
+    await calibration(journal, costs).save()
+    other = CostModel()
+    await calibration(journal, other).load()
+
+    assert other.figure(unseen, 4 * 10**12).expected_s == pytest.approx(0.04)
+    assert costs.figure(unseen, 4 * 10**12).expected_s == pytest.approx(0.04)
+
+
+async def test_the_work_of_a_step_is_added_to_what_an_older_release_has_written() -> None:
+    class CostMeasured(Struct, tag="cost_measured"):
+        kind: StepKind
+        mean_s: float
+        deviation_s: float
+        samples: int
+
+    journal = MemoryJournal()
+    written = NewEvent("cost_measured", msgspec.msgpack.encode(CostMeasured(KIND, 2.0, 0.1, 9)))
+    await journal.append(Append(stream=STREAM, expected=0, epoch=0, at=0.0, events=(written,)))
+    costs = CostModel()
+    keeping = calibration(journal, costs)
+    await keeping.load()
+    assert costs.figure(KIND, 10**12).mean_s == 2.0
+    await keeping.save()
+    other = CostModel()
+    await calibration(journal, other).load()
+
+    assert other.figure(replace(KIND, shape="16x16x5"), 10**12).expected_s == pytest.approx(2.0)
 
 
 async def test_what_has_been_timed_here_is_not_forgotten_for_what_others_say() -> None:

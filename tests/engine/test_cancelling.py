@@ -6,7 +6,9 @@ import pytest
 from engine.cancel import Outcome
 from engine.job import State
 from tests import toy
-from tests.sim import QueuedJournal, Running, World, assert_unharmed, request
+from tests.engine.operating import near_its_end
+from tests.failing_journals import QueuedJournal
+from tests.sim import Running, World, assert_unharmed, request
 
 
 @pytest.mark.parametrize("units", range(8))
@@ -48,12 +50,7 @@ async def test_a_job_that_nobody_holds_in_memory_is_cancelled_in_the_log() -> No
 async def test_a_cancel_that_races_completion_gives_one_of_the_two() -> None:
     seen = set()
     for spins in range(60):
-        async with World().engine() as running:
-            job = await running.client.submit(request(steps=1))
-            while len(running.workers[0].ran) < 3:
-                await anyio.lowlevel.checkpoint()
-            for _ in range(spins % 20):
-                await anyio.lowlevel.checkpoint()
+        async with near_its_end(spins % 20) as (running, job):
             outcome = await running.client.cancel(job.id)
             job = await running.ended(job.id)
             kinds = [told.type for told in await running.client.events(job.id)]

@@ -83,6 +83,18 @@ def test_the_first_step_on_each_worker_counts_apart() -> None:
     assert (figure.samples, figure.cold) == (2, 3)
 
 
+def test_where_each_step_is_a_first_one_the_next_is_too() -> None:
+    model = CostModel()
+    figure = model.figure(KIND, int(0.5 * CPU_FLOPS))
+    for _ in range(10):
+        model.left("a", KIND.model)
+        figure.took(10.0, "a")
+    assert (figure.expected_s, figure.careful_s) == (10.0, 10.0)
+
+    figure.took(0.4, "a")
+    assert figure.expected_s == 0.4
+
+
 def test_the_first_batch_with_other_adapters_counts_apart() -> None:
     figure = CostModel().figure(replace(KIND, batch=2))
     for adapters, seconds in (((), 5.0), ((), 1.0), ((("x", 1.0),), 5.0), ((("x", 1.0),), 1.0), ((), 1.0)):
@@ -110,6 +122,25 @@ def test_what_one_kind_teaches_of_a_device_serves_the_others() -> None:
 
     assert unknown.expected_s == pytest.approx(2.0)
     assert model.figure(GPU, 10**12).expected_s != known.expected_s
+
+
+def test_what_nobody_timed_there_is_taken_to_make_no_more_of_a_device_than_what_makes_least_of_it() -> None:
+    """A transformer makes 297 TFLOP/s of a GPU, a decoder 102, its upscaler 30."""
+    model = CostModel()
+    denoise, decode, upscale = (
+        model.figure(replace(GPU, loop=loop), 10**13) for loop in ("denoise", "decode", "upscale")
+    )
+    for _ in range(50):
+        denoise.took(10 / 297, "worker")
+    assert decode.careful_s >= 10 / 102
+
+    for _ in range(50):
+        upscale.took(10 / 30, "worker")
+    assert decode.expected_s == pytest.approx(10 / 30)
+    for _ in range(2):
+        decode.took(10 / 102, "worker")
+    assert model.figure(replace(GPU, loop="decode", shape="16x16x5"), 10**13).expected_s == pytest.approx(10 / 102)
+    assert model.figure(replace(GPU, loop="denoise", shape="16x16x5"), 10**13).expected_s == pytest.approx(10 / 297)
 
 
 def test_kinds_differ_in_all_that_makes_steps_take_longer_and_in_nothing_else() -> None:

@@ -13,7 +13,8 @@ from engine.client import Client
 from engine.errors import NotAllowed
 from engine.events import StepCompleted
 from engine.job import State
-from tests.sim import Crash, CrashingJournal, Running, World, digests, request
+from tests.failing_journals import Crash, CrashingJournal
+from tests.sim import Running, World, digests, request
 
 STEPS = 3
 REQUEST = request("a count big=70000", steps=STEPS, preview_every=2)

@@ -8,7 +8,8 @@ from cards.errors import InvalidRequest, UnknownModel
 from cards.wire import is_promised
 from engine.errors import ArtifactNotFound, Draining, JobNotFound, KeyReused
 from engine.job import State
-from tests.sim import QueuedJournal, SimClock, World, digests, request
+from tests.failing_journals import QueuedJournal
+from tests.sim import SimClock, World, digests, request
 
 
 async def test_a_job_runs_from_submit_to_its_artifact() -> None:

@@ -16,7 +16,8 @@ from store.blobs import MemoryBlobs
 from store.errors import StoreUnavailable
 from store.journal import Append, NewEvent
 from tests import toy
-from tests.sim import QueuedJournal, World, assert_unharmed, request
+from tests.failing_journals import QueuedJournal
+from tests.sim import World, assert_unharmed, request
 
 
 @pytest.mark.parametrize(("wish", "kind"), [("fail=2", "error"), ("oom=2", "oom")])

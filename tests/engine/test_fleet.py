@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cards.wire import Heartbeat, Hello, ModelIdentity, UnitId
+from cards.wire import CacheUse, Heartbeat, Hello, ModelIdentity, UnitId
 from engine.fleet import AtHome, Fleet, Reserved, Seat
+from engine.scheduling.account import Account
 from engine.scheduling.admission import Room
+from engine.scheduling.forecast import NOTHING
 from engine.scheduling.ready import Demand
 
 MODEL = ModelIdentity("toy", "c", "w")
@@ -40,6 +42,10 @@ def unit(number: int, job: str = "j") -> UnitId:
 def seat(worker: str, *units: Reserved, credits: int = 2, memory_bytes: int = 100) -> Seat:
     outstanding = {unit(n): one for n, one in enumerate(units)}
     return Seat(hello=hello(worker, credits=credits, memory_bytes=memory_bytes), heard_at=0.0, outstanding=outstanding)
+
+
+def account(*, resident_bytes: int = 0, coming_bytes: int = 0) -> Account:
+    return Account(0.0, None, NOTHING, share="somebody", resident_bytes=resident_bytes, coming_bytes=coming_bytes)
 
 
 def room(seat: Seat, now: float = 0.0) -> Room:
@@ -113,13 +119,31 @@ def test_a_worker_of_a_role_serves_that_and_what_is_nobodys() -> None:
 
 def test_a_worker_has_left_what_neither_jobs_nor_steps_nor_weights_take() -> None:
     home = AtHome()
-    home.add("somebody", "toy", 20)
+    home.add(account(resident_bytes=20, coming_bytes=8), "toy")
     one = seat("a", reserved(1, 10), memory_bytes=100)
 
     left = one.room(home, {"toy": 30, "other": 1000}, jumbo_s=5.0, now=0.0)
 
     assert (left.free_bytes, left.peak_bytes, sum(left.jobs.values()), left.in_use) == (40, 10, 1, {"toy"})
     assert room(seat("b", memory_bytes=100)).free_bytes == 100
+
+
+def test_the_largest_step_to_come_is_reserved_if_no_larger_one_is_there() -> None:
+    home = AtHome()
+    for coming_bytes in (8, 30):
+        home.add(account(coming_bytes=coming_bytes), "toy")
+    one = seat("a", reserved(1, 10), memory_bytes=100)
+
+    assert one.room(home, {"toy": 0}, jumbo_s=5.0, now=0.0).free_bytes == 70
+    one.outstanding[unit(2)] = reserved(2, 40)
+    assert one.room(home, {"toy": 0}, jumbo_s=5.0, now=0.0).free_bytes == 50
+
+
+def test_what_a_worker_keeps_for_others_is_taken() -> None:
+    one = seat("a", memory_bytes=100)
+    one.hears(Heartbeat(0, 0, 0, caches={"feature": CacheUse(nbytes=20), "slab_kv": CacheUse(nbytes=5)}), 0.0)
+
+    assert room(one).free_bytes == 80, "slabs are of jobs, and counted with them"
 
 
 def test_steps_that_take_long_are_seen() -> None:

@@ -16,8 +16,9 @@ from store.blobs import MemoryBlobs
 from store.memory import MemoryJournal
 from tests.engine.folding import ALL, EVERY, LARGE, PROMPTS, SMALL, held, owed, steps, submitted, unfolded, world
 from tests.engine.test_crash import crashed
+from tests.failing_journals import CrashingJournal
 from tests.folded import Folded
-from tests.sim import CrashingJournal, Running, SimClock, World, request
+from tests.sim import Running, SimClock, World, request
 
 
 @pytest.mark.parametrize(

@@ -198,4 +198,4 @@ def test_a_checkpoint_from_before_there_were_folds_is_read() -> None:
     job = Job(id="j", state=State.QUEUED, request=None, model=None, submitted_at=0.0)  # type: ignore[arg-type]
     before = msgspec.msgpack.decode(msgspec.msgpack.encode(SavedBefore(job, None)))
 
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Saved(job, None))) == before | {"refolds": []}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Saved(job, None))) == before | {"refolds": [], "served_s": 0.0}

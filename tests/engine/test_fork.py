@@ -14,7 +14,7 @@ from engine import course, driver, fork
 from engine.events import JobAdmitted, JobEvent, JobSubmitted, StepCompleted
 from engine.job import Job
 from tests import toy
-from tests.engine.test_job import REF, REQUEST
+from tests.engine.events import REF, REQUEST
 
 STEPS = 3
 """Of every node."""

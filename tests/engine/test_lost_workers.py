@@ -12,7 +12,9 @@ from engine.events import JobRecovered, NumericsChanged, WorkerLost
 from engine.job import State
 from engine.link import Arrived
 from tests import toy
-from tests.sim import QueuedJournal, SimClock, SimWorker, World, assert_unharmed, digests, request
+from tests.failing_journals import QueuedJournal
+from tests.sim import SimClock, World, assert_unharmed, digests, request
+from tests.sim_worker import SimWorker
 
 
 async def test_a_worker_that_freezes_past_its_lease_changes_nothing_when_it_thaws() -> None:

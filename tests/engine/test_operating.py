@@ -7,7 +7,8 @@ from engine.errors import JobNotFound, NotAllowed, StoreTrouble
 from engine.job import State
 from engine.operate import Outcome
 from tests.engine.operating import VERBS, in_state, kinds
-from tests.sim import QueuedJournal, World, request
+from tests.failing_journals import QueuedJournal
+from tests.sim import World, request
 
 # What each verb makes of a job in each state; None where it is not possible.
 TABLE: dict[str, dict[State, tuple[Outcome, State] | None]] = {

@@ -17,20 +17,16 @@ from engine.operate import Outcome
 from store.journal import Journal, Loaded
 from store.memory import MemoryJournal
 from store.open import open_journal
-from tests.engine.operating import VERBS, held, in_state, kinds
-from tests.sim import QueuedJournal, Running, World, assert_unharmed, request
+from tests.engine.operating import VERBS, held, in_state, kinds, near_its_end
+from tests.failing_journals import QueuedJournal
+from tests.sim import Running, World, assert_unharmed, request
 
 
 @pytest.mark.parametrize("verb", ["pause", "terminate", "quarantine", "rewind"])
 async def test_a_verb_that_races_completion_is_one_of_the_two(verb: str) -> None:
     seen = set()
     for spins in range(40):
-        async with World().engine() as running:
-            job = await running.client.submit(request(steps=1))
-            while len(running.workers[0].ran) < 3:
-                await anyio.lowlevel.checkpoint()
-            for _ in range(spins % 20):
-                await anyio.lowlevel.checkpoint()
+        async with near_its_end(spins % 20) as (running, job):
             try:
                 outcome = (await VERBS[verb](running.client, job.id)).outcome
             except NotAllowed:

@@ -17,7 +17,8 @@ from engine.relay import ASKS, PATIENCE_S, VerbAsked
 from store.errors import StoreUnavailable
 from store.journal import Append, Journal, NewEvent
 from store.memory import MemoryJournal
-from tests.sim import QueuedJournal, Running, SimClock, World, assert_unharmed, digests, request
+from tests.failing_journals import QueuedJournal
+from tests.sim import Running, SimClock, World, assert_unharmed, digests, request
 
 STEPS = 4
 ALL = STEPS + 2

@@ -180,7 +180,7 @@ class Cycles:
             at_home = [actor for actor in self.engine.ledger.actors.values() if actor.home == worker]
             resident = sum(actor.account.resident_bytes for actor in at_home if actor.account is not None)
             peaks = sum(reserved.demand.peak_bytes for reserved in units)
-            assert len(units) < 2 or resident + peaks <= GIB, f"{worker} is over its limit with {len(units)} units"
+            assert resident + peaks <= GIB, f"{worker} is over its limit with {len(units)} units"
             assert {unit.id for unit in self.devices.there[worker].units} <= seat.outstanding.keys()
             self.most_units = max(self.most_units, len(units))
 

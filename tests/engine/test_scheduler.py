@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cards.wire import ModelIdentity
+from engine.scheduling.account import Account
 from engine.scheduling.admission import QUEUE_S, Room
-from engine.scheduling.policy import BATCH_FIRST, ROUND_ROBIN, RUN_TO_COMPLETION, Key, Outlook, Ruled
+from engine.scheduling.forecast import NOTHING
+from engine.scheduling.policy import BATCH_FIRST, DEADLINE, ROUND_ROBIN, RUN_TO_COMPLETION, Key, Outlook, Ruled
 from engine.scheduling.ready import Demand, Group, Ready
 from engine.scheduling.scheduler import Limits, Placement, Scheduler
 
@@ -369,6 +371,63 @@ def test_jobs_at_home_go_on_where_a_large_one_waits_for_their_end() -> None:
 
     assert jobs(scheduler.plan([room(jobs=1, free_bytes=50)], 100.0)) == [("a", "begun")]
     assert jobs(scheduler.plan([room()], 101.0)) == [("a", "large"), ("a", "new")]
+
+
+def test_what_is_done_before_the_jobs_that_a_large_one_waits_for_may_still_come() -> None:
+    film = Account(0.0, None, NOTHING, left_s=3600.0)
+    picture, another = ready("picture", left_s=1.0, since=99.0), ready("another film", left_s=3600.0, since=98.0)
+    scheduler = line_up(ready("large", resident=90), another, picture, ageing_s=60.0)
+
+    assert jobs(scheduler.plan([room(jobs=1, at_home=[film], free_bytes=50)], 100.0)) == [("a", "picture")]
+
+
+def test_the_worker_that_is_spared_for_short_work_is_kept_for_no_long_step() -> None:
+    film = ready("film", seconds=20.0, left_s=900.0)
+    rooms = [room("a", outstanding=1, queued_s=20.0, jumbo=True, jobs=1), room("b", jobs=1)]
+    scheduler = line_up(film, ready("clip", since=99.0, left_s=0.1), now=99.0, ageing_s=60.0)
+
+    assert jobs(scheduler.plan(rooms, 100.0)) == [("b", "clip")]
+
+
+def test_a_job_whose_later_steps_do_not_fit_beside_others_is_not_begun() -> None:
+    def job(name: str) -> Ready:
+        return replace(ready(name), demand=Demand(0.001, resident_bytes=30, peak_bytes=1, coming_bytes=50))
+
+    scheduler = line_up(job("first"), job("second"), job("third"))
+
+    assert jobs(scheduler.plan([room(credits=4)], 0.0)) == [("a", "first")], "30 + 30 + 50 is more than there is"
+    assert jobs(scheduler.plan([room(credits=4, free_bytes=120)], 0.0)) == [("a", "second"), ("a", "third")]
+
+
+@pytest.mark.parametrize(
+    ("new", "at_home", "batch_most", "first"),
+    [
+        ({}, 1, 4, "new"),
+        ({}, 1, 1, "begun"),  # nothing goes along with anything
+        ({}, 4, 4, "begun"),  # enough of them have begun
+        ({"left_s": 0.01}, 1, 4, "begun"),  # that is its last step
+        ({"seconds": 0.6}, 1, 4, "begun"),  # it would be in the way for longer than it gains
+        ({"model": OTHER}, 1, 4, "begun"),
+    ],
+)
+def test_a_job_begins_before_the_steps_that_its_own_may_go_along_with(
+    new: dict[str, Any], at_home: int, batch_most: int, first: str
+) -> None:
+    """Else it would come after the last step of the other, and be alone."""
+    begun = ready("begun", seconds=0.01, left_s=9.0, group=GROUP, home="a")
+    other = ready("new", **{"seconds": 0.01, "left_s": 9.0, "deadline": 100.0} | new)
+    scheduler = line_up(begun, other, policy=DEADLINE, batch_most=batch_most)
+
+    placements = scheduler.plan([room(jobs=at_home, models=(TOY, OTHER))], 1.0)
+    assert jobs(placements)[0] == ("a", first)
+
+
+def test_a_job_that_would_be_late_by_it_lets_none_begin_before() -> None:
+    begun = ready("begun", seconds=0.01, left_s=1.0, group=GROUP, home="a", deadline=2.0)
+    new = ready("new", seconds=0.01, left_s=9.0, submitted_at=1.0)
+
+    scheduler = line_up(begun, new, policy=DEADLINE, batch_most=4)
+    assert jobs(scheduler.plan([room(jobs=1)], 0.995))[0] == ("a", "begun")
 
 
 def test_a_step_that_is_lined_up_again_keeps_its_turn() -> None:

@@ -6,17 +6,23 @@ from msgspec.structs import replace
 
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
-from engine.events import WorkerLost
+from engine.events import StepCompleted, WorkerLost
 from engine.job import State
 from engine.scheduling.scheduler import Limits
 from tests.measured import GIB, MeasuredToy
-from tests.sim import Running, World, assert_unharmed, digests, request
+from tests.sim import Running, SimWorker, World, assert_unharmed, digests, request
 
 MOST = Limits(batch_most=4)
 
 
 async def steps_of(running: Running, job: str) -> list[tuple[str, int, dict[str, str]]]:
     return digests(await running.client.checkpoints(job))
+
+
+async def learn(running: Running) -> None:
+    """What steps take is known after the second job."""
+    for seed in (98, 99):
+        await running.ended(*await submitted(running, request(seed=seed)))
 
 
 async def submitted(running: Running, *requests: GenerationRequest) -> list[str]:
@@ -26,8 +32,7 @@ async def submitted(running: Running, *requests: GenerationRequest) -> list[str]
 @pytest.mark.parametrize("policy", ["round_robin", "fair", "deadline", "batch_first"])
 async def test_short_jobs_get_through_beside_a_long_one_and_the_long_one_ends(policy: str) -> None:
     async with World().engine(policy=policy) as running:
-        for seed in (7, 8):  # after the second it is known what steps take
-            await running.ended(*await submitted(running, request(steps=1, seed=seed)))
+        await learn(running)
         (long,) = await submitted(running, request(steps=300, seed=1))
         await running.until(lambda: running.engine.results.steps > 20)
         for seed in range(2, 7):
@@ -39,6 +44,20 @@ async def test_short_jobs_get_through_beside_a_long_one_and_the_long_one_ends(po
 
         assert (await running.ended(long)).state is State.COMPLETED
         await assert_unharmed(running)
+
+
+async def test_a_deadline_is_heeded_behind_hundreds_of_jobs() -> None:
+    async with World().engine() as running:
+        await learn(running)
+        worker, before = running.workers[0], running.engine.results.steps
+        worker.gate = anyio.Event()
+        await submitted(running, *(request(steps=50, seed=seed) for seed in range(300)))
+        (short,) = await submitted(running, request(steps=1, deadline_s=0.1))
+        await running.until(lambda: len(running.engine.dispatcher.waiting()) >= 300)
+        worker.open()
+        await running.ended(short)
+
+        assert running.engine.results.steps - before < 60
 
 
 async def test_what_fits_alone_but_not_beside_another_waits_and_says_for_what() -> None:
@@ -82,8 +101,36 @@ async def test_a_job_that_was_taken_before_there_were_workers_fails_with_what_is
         assert job.failure is not None
         assert job.failure.kind == "too_large"
         assert job.failure.message == "needs 3.0 GiB beside the weights, the largest worker has 1.0 GiB"
-        assert (job.failure.node, job.failure.step) == ("count", 0)
+        assert (job.failure.node, job.failure.step) == ("prepare", 0), "nothing is begun that cannot be ended"
         await assert_unharmed(running)
+
+
+def add_large_worker(running: Running) -> SimWorker:
+    worker = running.world.worker()
+    hello = worker.hello()
+    worker.hello = lambda: replace(hello, memory_bytes=8 * GIB)  # type: ignore[method-assign]
+    running.workers.append(worker)
+    running.link.workers[worker.name] = worker
+    running.tasks.start_soon(worker.run, running.link.tell)
+    return worker
+
+
+async def test_a_large_step_that_waits_for_a_worker_which_dies_does_not_go_to_a_small_one() -> None:
+    async with World(families=[MeasuredToy()]).engine(workers=0, patience_s=60.0) as running:
+        large = add_large_worker(running)
+        large.hold_at = 3
+        first, second = await submitted(running, *(request(guidance=4.0, seed=seed) for seed in (1, 2)))
+        await running.until(lambda: large.gate is not None and second in running.engine.ledger.actors)
+        running.add_worker()
+        await running.until(lambda: len(running.engine.fleet.seats) == 2)
+        small = running.workers[-1]
+        large.dead = True
+        await running.engine.lose(large.name, "was killed")
+
+        assert set(running.engine.dispatcher.unfit) == {first, second}
+        assert not small.ran
+        add_large_worker(running)
+        assert {(await running.ended(job)).state for job in (first, second)} == {State.COMPLETED}
 
 
 async def test_a_job_that_is_too_large_waits_a_while_for_a_larger_worker() -> None:
@@ -92,24 +139,21 @@ async def test_a_job_that_is_too_large_waits_a_while_for_a_larger_worker() -> No
         running.add_worker()
         await running.until(lambda: large in running.engine.dispatcher.unfit)
         assert running.client.held_up(await running.client.job(large)) is not None
-        worker = running.world.worker()
-        hello = worker.hello()
-        worker.hello = lambda: replace(hello, memory_bytes=8 * GIB)  # type: ignore[method-assign]
-        running.workers.append(worker)
-        running.link.workers[worker.name] = worker
-        running.tasks.start_soon(worker.run, running.link.tell)
+        worker = add_large_worker(running)
 
         assert (await running.ended(large)).state is State.COMPLETED
         assert {unit.plan.loop for unit in worker.ran} >= {"count"}
 
 
-async def test_steps_of_several_jobs_are_executed_together_to_the_same_bits() -> None:
+@pytest.mark.parametrize("policy", ["round_robin", "deadline"])
+async def test_steps_of_several_jobs_are_executed_together_to_the_same_bits(policy: str) -> None:
     jobs = [request(steps=20, seed=seed) for seed in range(4)]
     async with World(families=[MeasuredToy()]).engine() as running:
         alone = [await steps_of(running, (await running.ended(job)).id) for job in await submitted(running, *jobs)]
         assert all(reserved.kind.batch == 1 for reserved in running.client.capacity().costs)
 
-    async with World(families=[MeasuredToy()]).engine(limits=MOST, policy="round_robin") as running:
+    async with World(families=[MeasuredToy()]).engine(limits=MOST, policy=policy) as running:
+        await learn(running)
         worker = running.workers[0]
         worker.gate = anyio.Event()
         ids = await submitted(running, *jobs)
@@ -163,6 +207,27 @@ async def test_what_steps_took_is_known_to_the_next_engine() -> None:
 
         assert known
         assert {kind: again[kind].mean_s for kind in known} == {kind: cost.mean_s for kind, cost in known.items()}
+
+
+async def test_what_a_job_has_had_of_devices_is_known_to_whoever_takes_it_over() -> None:
+    world = World()
+    async with world.engine() as running:
+        worker = running.workers[0]
+        worker.hold_at = 20
+        (job,) = await submitted(running, request(steps=50))
+        await running.until(lambda: worker.gate is not None)
+        await running.engine.ledger.settled()
+
+    async with world.engine(workers=0) as running:
+        await running.until(lambda: bool(running.engine.dispatcher.waiting()))
+        (step,) = running.engine.dispatcher.waiting()
+        told = [one.event for one in await running.client.events(job)]
+        had = [event.seconds for event in told if isinstance(event, StepCompleted)]
+        forked = await running.client.fork(job, at_step=10)
+        await running.until(lambda: forked.id in running.engine.ledger.actors)
+
+        assert step.served_s == pytest.approx(sum(had)) != 0.0
+        assert running.engine.ledger.actors[forked.id].served_s == 0.0, "those steps were its parent's"
 
 
 async def test_capacity_says_what_waits_and_what_workers_have() -> None:

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from cards import registry
+from cards.errors import InvalidRequest
 from engine.actor import restore, saved_body, stream
-from engine.errors import NoSuchPlace
+from engine.errors import NoSuchPlace, StoreTrouble
 from engine.events import CancelRequested, JobAdmitted, JobRecovered, JobResumed, encode
 from engine.job import State, fold
 from engine.operate import Outcome
@@ -20,6 +21,7 @@ from store.errors import StoreUnavailable
 from store.journal import Append, EngineRow, JobRow
 from store.memory import MemoryJournal
 from tests import toy
+from tests.measured import MeasuredToy
 from tests.sim import Running, SimClock, World, assert_unharmed, digests, request
 
 
@@ -151,6 +153,44 @@ async def test_an_engine_stops_by_its_own_clock_before_others_may_begin() -> Non
         assert not one.engine.ledger.actors
         [row] = await world.journal.claimable("two", 10)
         assert row.status == "running"
+
+
+async def test_what_no_worker_could_hold_is_refused_unless_others_have_workers_for_the_model() -> None:
+    world, _ = shared_world()
+    world.families = (MeasuredToy(),)
+    large = request(guidance=4.0)
+    async with world.engine(name="one") as one:
+        await served(one)
+        with pytest.raises(InvalidRequest, match=r"needs 3\.0 GiB beside the weights"):
+            await one.client.submit(large)
+
+        async with world.engine(name="two", workers=0) as two:
+            await held(two)
+            with pytest.raises(InvalidRequest, match=r"needs 3\.0 GiB beside the weights"):
+                await one.client.submit(large)
+
+            two.add_worker()
+            await served(two)
+            assert (await one.client.submit(large)).state is State.QUEUED
+
+
+async def test_whether_others_have_workers_is_not_known_while_the_store_is_away() -> None:
+    class Away(MemoryJournal):
+        away = False
+
+        async def engines(self) -> list[EngineRow]:
+            if self.away:
+                raise StoreUnavailable("the database is away")
+            return await super().engines()
+
+    journal = Away(shared=True)
+    async with World(journal, families=[MeasuredToy()]).engine() as running:
+        await served(running)
+        journal.away = True
+
+        with pytest.raises(StoreTrouble, match="the database is away"):
+            await running.client.submit(request(guidance=4.0))
+        journal.away = False
 
 
 async def test_a_watcher_at_one_engine_sees_what_another_one_does() -> None:

@@ -38,7 +38,10 @@ class Bench:
         self.now = self.longest_wait = 0.0
         self.loads = self.steps = 0
         self.had: Counter[str] = Counter()
+        self.added: dict[str, float] = {}
         self.order: list[str] = []
+        self.turns: list[bool] = []
+        """Whether it was asked whose turn it is, at each step."""
         self._scheduler = Scheduler(policy, Limits(**limits))
         weights = {f"{model.name}/dit": Weights(1, load_s) for model in self.models}
         self._device = Device(resident=(), weights=weights, began=0.0, room_bytes=room)
@@ -47,16 +50,16 @@ class Bench:
 
     def add(self, job: str, model: int = 0, **fields: Any) -> None:
         """The job's next step."""
+        self.added[job] = self.now
+        given = {"submitted_at": 0.0, "left_s": STEP_S} | fields
         step = Ready(
             job=job,
             order=next(self._orders),
-            submitted_at=0.0,
             since=self.now,
             demand=Demand(STEP_S),
-            left_s=STEP_S,
             model=self.models[model],
             needs=(f"m{model}/dit",),
-            **fields,
+            **given,
         )
         self._scheduler.add(step, self.now)
 
@@ -65,6 +68,7 @@ class Bench:
         room = Room(worker="w", models=models, credits=2, free_bytes=100, device=self._device, modules=self._modules)
         [placement] = self._scheduler.plan([room], self.now)
         [ready] = placement.members
+        self.turns.append(room.turn is not None)
         wish = switching.wish_of(ready)
         loads = absent(self._device, wish)
         self.longest_wait = max(self.longest_wait, self.now - ready.since)
@@ -120,15 +124,16 @@ def test_what_has_waited_too_long_has_its_turn_beside_what_is_more_urgent() -> N
     assert bench.loads < 30
 
 
-def test_a_worker_that_holds_everything_is_never_asked_who_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.scheduling.scheduler.prefer", None)
-    bench = Bench(2.0, models=2, room=2)
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_worker_that_holds_everything_is_never_asked_who_is_next(room: int) -> None:
+    bench = Bench(2.0, models=2, room=room)
     bench.add("a", 0)
     bench.add("b", 1)
     for _ in range(10):
         bench.step()
 
-    assert bench.order == ["a", "b"] * 5
+    assert bench.turns == [room == 1] * 10
+    assert (bench.order == ["a", "b"] * 5) == (room == 2)
 
 
 def test_steps_with_the_adapters_of_the_last_one_go_first_for_a_while() -> None:
@@ -143,14 +148,36 @@ def test_steps_with_the_adapters_of_the_last_one_go_first_for_a_while() -> None:
     assert bench.longest_wait <= Limits().adapters_s + 4 * STEP_S
 
 
-def test_adapters_make_nobody_late() -> None:
+@pytest.mark.parametrize(
+    ("asked", "following"),
+    [
+        ({"deadline": 2.5}, "b"),  # it is 1.5 by then, and the step takes half a second
+        ({"submitted_at": 1.5}, "b"),  # as is decent where no deadline was asked for
+        ({"deadline": 1.2}, "a"),  # that cannot be met any more
+        ({"deadline": 100.0}, "a"),
+    ],
+    ids=["deadline", "no deadline", "late", "much time"],
+)
+def test_adapters_make_nobody_late(asked: dict[str, float], following: str) -> None:
     bench = Bench(1.0, models=1, room=1, policy=DEADLINE)
-    bench.add("a", adapters=(("x", 1.0),), deadline=9.0)
+    bench.add("a", adapters=(("x", 1.0),), deadline=50.0)
     bench.step()
-    bench.add("b", adapters=(("y", 1.0),), deadline=2.5)
+    bench.add("b", adapters=(("y", 1.0),), **asked)
     bench.step()
 
-    assert bench.order == ["a", "b"]
+    assert bench.order == ["a", following]
+
+
+def test_a_deadline_that_can_still_be_met_is_met_though_it_takes_loading() -> None:
+    bench = Bench(12.0, models=2, room=1)
+    bench.add("film", 0)
+    for _ in range(10):
+        bench.step()
+    bench.add("due", 1, deadline=bench.now + 20.0)
+    while bench.order[-1] != "due":
+        bench.step()
+
+    assert 12.0 < bench.now - bench.added["due"] <= 20.0
 
 
 # -- two experts and room for one -----------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from cards.shapes.family import FAMILY as SHAPES
 from engine.job import State
 from tests import toy
 from tests.folded import Folded
-from tests.sim import Running, SimWorker, World, digests, request
+from tests.sim import Running, World, digests, request
+from tests.sim_worker import SimWorker
 from tests.splitting import by_role
 
 ENCODER, DENOISER, DECODER = ("encoder",), ("denoiser",), ("decoder",)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ops.admin import main
 from ops.errors import BadSettings
 from ops.settings import Settings
 from tests.ops.admin import admin, settings_of
@@ -199,16 +198,11 @@ async def test_a_store_that_is_none_cannot_be_asked(url: str, tmp_path: Path) ->
     assert "names no store: write " in done.err
 
 
-def test_the_memory_of_a_process_that_ends_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KEYFRAME_STORE", "memory://")
-    errors = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", errors)
+def test_the_memory_of_a_process_that_ends_is_no_store() -> None:
+    done = run("engine-admin", "jobs", "list", store="memory://")
 
-    with pytest.raises(SystemExit) as ended:
-        main(["jobs", "list"])
-
-    assert ended.value.code == BadSettings.code
-    assert errors.getvalue().count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (BadSettings.code, 1)
+    assert "memory:// ends with its process" in done.stderr
 
 
 def test_a_full_disk_behind_the_output_is_one_line(store: Path) -> None:

@@ -11,6 +11,7 @@ from cards.errors import Unmeasured
 from cards.request import GenerationRequest, resolve
 from cards.shapes.family import FAMILY
 from engine.plan import plan
+from engine.scheduling.cost import CPU_FLOPS
 from ops import cli, models
 from ops.settings import Settings
 from tests import published
@@ -97,6 +98,7 @@ def test_time_is_of_the_rate_that_is_given(data: Path, capsys: pytest.CaptureFix
     assert "a prior" in prior["basis"]
     assert "a prior" not in given["basis"]
     assert given["seconds"] == pytest.approx(prior["seconds"] * prior["tflops"] / 400)
+    assert prior["tflops"] == CPU_FLOPS / 1e12, "as the scheduler predicts it"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ops.blobs import WorkerBlobs
 from store.blobs import MemoryBlobs
 from workers.execute import Answer, Executor
 from workers.loaded import Loaded
+from workers.sharing import Sharing
 
 Steps = dict[tuple[str, int], dict[str, str]]
 """What a job's steps left, tensors and artifacts, by digest."""
@@ -77,9 +78,12 @@ class Course:
 class Place:
     """An executor and the store that it shares with whoever sends it units."""
 
-    def __init__(self, models: Mapping[str, Loaded], given: Sequence[Given] = ()) -> None:
+    def __init__(
+        self, models: Mapping[str, Loaded], given: Sequence[Given] = (), sharing: Sharing | None = None
+    ) -> None:
         self.blobs = WorkerBlobs(MemoryBlobs())
         self.executor = Executor(models, self.blobs)
+        self.executor.sharing = sharing or self.executor.sharing
         self.blobs.put_named({one.ref.digest: one.data for one in given})
 
     def run(self, units: Sequence[WorkUnit]) -> list[StepResult]:

@@ -16,9 +16,10 @@ from cards.shapes.family import FAMILY as SHAPES
 from tests.parity import every_card, test_lora, tiny, tiny_flux2, tiny_ltx2, tiny_wan
 from tests.parity.courses import Course, Place, Steps, in_batches, one_by_one, turn
 from tests.parity.reference import family
+from tests.parity.sharing import Counting, Unmeasured
 from tests.parity.test_every_card import StepCache
-from workers import sharing
 from workers.loaded import Loaded, load_models
+from workers.sharing import Sharing
 
 PRECISIONS = ("float32", "bfloat16")
 CLIP = {"size": "64x64", "frames": 5}
@@ -92,54 +93,37 @@ def courses(name: str, precision: str) -> list[Course]:
     ]
 
 
-def place(name: str, precision: str) -> Place:
-    return Place(models(name, precision)[1], [*given(name).values()])
-
-
-@pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each call that is shared, how many forwards it is."""
-    calls: list[int] = []
-
-    def call(forwards: Any, names: Any, call: Any = sharing.call) -> Any:
-        calls.append(len(forwards))
-        return call(forwards, names)
-
-    monkeypatch.setattr(sharing, "call", call)
-    return calls
+def place(name: str, precision: str, sharing: Sharing | None = None) -> Place:
+    return Place(models(name, precision)[1], [*given(name).values()], sharing)
 
 
 @cache
 def alone(name: str, precision: str) -> list[Steps]:
-    return one_by_one(place(name, precision), courses(name, precision))
+    sharing = Counting()
+    made = one_by_one(place(name, precision, sharing), courses(name, precision))
+    assert not sharing.calls
+    return made
 
 
-def in_known_batches(name: str, precision: str) -> list[Steps]:
+def in_known_batches(name: str, precision: str, sharing: Sharing) -> list[Steps]:
     """In batches of forwards that have met before: what they make is what their shared calls make."""
-    first, again = place(name, precision), place(name, precision)
-    in_batches(first, courses(name, precision))
-    again.executor.sharing = first.executor.sharing
-    return in_batches(again, courses(name, precision))
+    in_batches(place(name, precision, sharing), courses(name, precision))
+    return in_batches(place(name, precision, sharing), courses(name, precision))
 
 
 @pytest.mark.parametrize(("name", "precision"), RUNS)
 def test_jobs_that_share_forwards_make_the_bits_of_each_alone(
-    name: str, precision: str, shared: list[int], caplog: pytest.LogCaptureFixture
+    name: str, precision: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = alone(name, precision)
-    assert not shared
-
-    assert in_known_batches(name, precision) == expected
-    assert max(shared) >= 3
+    assert in_known_batches(name, precision, sharing := Counting()) == alone(name, precision)
+    assert max(sharing.calls) >= 3
     assert "keyframe.workers" not in {record.name for record in caplog.records}, "some were evaluated one by one"
 
 
 @pytest.mark.parametrize("name", ["wan", "i2v", "a14b", "student", "flux2", "ltx2", "ltx2, guided"])
-def test_without_the_modules_that_go_part_by_part_they_do_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_module_goes_part_by_part_they_do_not(name: str) -> None:
     """The negative control. Those of shapes are batch invariant, and with both prompts together they go row by row."""
-    monkeypatch.setattr(sharing.Sharing, "measure", lambda *_: ())
-
-    assert in_known_batches(name, "float32") != alone(name, "float32")
+    assert in_known_batches(name, "float32", Unmeasured()) != alone(name, "float32")
 
 
 @pytest.mark.parametrize("name", ["shapes", "wan", "a14b", "student", "flux2"])
@@ -167,18 +151,20 @@ def test_a_cache_on_a_module_parts_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_job_is_the_same_in_any_slot_of_a_batch_of_any_size(precision: str, shared: list[int]) -> None:
+def test_a_job_is_the_same_in_any_slot_of_a_batch_of_any_size(precision: str) -> None:
     [expected, *_] = alone("wan", precision)
+    calls: set[int] = set()
     for size in (2, 3, 4):
         for slot in range(size):
             job, *others = courses("wan", precision)
             batch = [*others[:slot], job, *others[slot : size - 1]]
-            there = place("wan", precision)
+            there = place("wan", precision, sharing := Counting())
             for _ in range(3):
                 turn(there, batch)
             assert job.steps.items() <= expected.items(), (size, slot)
+            calls.update(sharing.calls)
 
-    assert {*shared} >= {3, 5, 7}
+    assert calls >= {3, 5, 7}
 
 
 def test_only_what_denoises_with_modules_that_allow_it_shares() -> None:
@@ -221,17 +207,20 @@ def adapted_jobs(stacks: Sequence[Sequence[tuple[bytes, float]]]) -> tuple[Place
     return Place(models("wan", "float32")[1], [one for _, files in jobs for one in files]), [job for job, _ in jobs]
 
 
-def test_jobs_share_with_those_of_the_same_adapters_only(shared: list[int]) -> None:
+def test_jobs_share_with_those_of_the_same_adapters_only() -> None:
     first, second = test_lora.first(), test_lora.second()
     stacks = ((), ((first, 1.0),), ((second, 2.0), (first, 0.5)), ((first, 0.5),), (), ((first, 1.0),))
     expected = one_by_one(*adapted_jobs(stacks))
     there, jobs = adapted_jobs(stacks)
+    there.executor.sharing = sharing = Counting()
     for _ in range(3):
-        shared.clear()
+        sharing.calls.clear()
         turn(there, jobs)
 
     assert all(job.steps.items() <= steps.items() for job, steps in zip(jobs, expected, strict=True))
-    assert sorted(shared) == [2, 2, 2, 4], "the first and the fifth; the second and the last; each other its branches"
+    assert sorted(sharing.calls) == [2, 2, 2, 4], (
+        "the first and the fifth; the second and the last; each other its branches"
+    )
 
 
 def test_an_adapter_that_comes_while_a_job_runs_leaves_its_trajectory_as_it_was() -> None:

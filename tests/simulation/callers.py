@@ -10,10 +10,11 @@ import anyio
 from msgspec import Struct
 
 from cards.request import GenerationRequest
-from engine.client import Client, Told
+from engine.client import Client
 from engine.errors import ArtifactNotFound, Draining, NotAllowed, StoreTrouble
 from engine.job import Job
 from engine.operate import Operated
+from engine.views import Told
 from tests.simulation.host import ConnectionLost
 
 if TYPE_CHECKING:

@@ -82,6 +82,7 @@ class SimJournal:
     read_all = _reading("read_all")
     blobs = _reading("blobs")
     jobs = _reading("jobs")
+    open_jobs = _reading("open_jobs")
     job_of_key = _reading("job_of_key")
     replace_rows = _reading("replace_rows")
     hold_lease = _reading("hold_lease")

@@ -8,9 +8,9 @@ from cards.wire import ArtifactRef
 from engine import check
 from engine import events as facts
 from engine.cancel import Outcome
-from engine.client import Told
 from engine.events import CancelRequested, JobCancelled, JobEvent, JobSubmitted, StepCompleted
 from engine.job import Job, State, fold
+from engine.views import Told
 from store.blobs import digest_of
 from store.journal import Event
 from tests.simulation import reference

@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from engine.actor import JobActor
-from engine.client import Client, Told
+from engine.client import Client
 from engine.dispatch import Dispatcher
 from engine.engine import Engine
 from engine.job import Job
 from engine.ledger import Ledger
+from engine.views import Told
 from store.journal import Append, Appended
 from store.memory import MemoryJournal
 from tests.simulation.disk import SimJournal

@@ -8,15 +8,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
-from store import sqlite
+from store.database import Durability
 from store.errors import NoIdentity, StoreLocked, StoreUnavailable
 from store.journal import Append, Journal, NewEvent
-from store.open import open_journal
+from store.open import database_at, open_journal
 from store.sql import SqlJournal
 from store.sqlite import Sqlite
 from tests.store.appender import STREAM, step
@@ -278,18 +277,6 @@ async def test_a_store_that_has_lost_its_identity_says_what_to_do(tmp_path: Path
 
 
 @pytest.mark.parametrize(("durability", "level"), [("power", 2), ("process", 0)])
-async def test_a_weaker_durability_is_had_by_its_name_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Any, level: int
-) -> None:
-    levels = []
-    real = sqlite._set_up_writer
-
-    def set_up(connection: sqlite3.Connection, record: Any, synchronous: str) -> None:
-        real(connection, record, synchronous)
-        levels.append(connection.execute("PRAGMA synchronous").fetchone()[0])
-
-    monkeypatch.setattr(sqlite, "_set_up_writer", set_up)
-    async with open_journal(f"sqlite:///{tmp_path}/store.db", durability=durability) as journal:
-        await journal.append(step(0))
-
-    assert levels == [level]
+def test_a_weaker_durability_is_had_by_its_name_alone(tmp_path: Path, durability: Durability, level: int) -> None:
+    with database_at(url(tmp_path), durability).connect() as writer:
+        assert writer.exec_driver_sql("PRAGMA synchronous").scalar() == level

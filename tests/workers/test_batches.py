@@ -1,7 +1,6 @@
-"""Units that are executed together: each answers for itself, whatever becomes of another."""
+"""Units that are executed together make what each makes alone."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -9,101 +8,41 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from cards.errors import WeightsChanged
 from cards.extensions.observers import open_observers
-from cards.family import Asking, Components, Made
+from cards.family import Components, Made
 from cards.folding import fold_of
-from cards.forward import OUTPUT, Forward, single
-from cards.wire import Batch, Refold, StepResult, UnitId, WorkPlan, WorkUnit, promised
-from tests.workers.units import CountingBlobs, digests, sent
+from cards.forward import OUTPUT, Forward
+from cards.wire import Refold, UnitId, WorkPlan, promised
+from tests.workers.batches import (
+    BAD,
+    WIDTH,
+    Module,
+    alone,
+    asking,
+    executor,
+    known,
+    made,
+    module,
+    together,
+    tokens,
+    unit,
+    units,
+)
+from tests.workers.units import CountingBlobs, digests
 from workers import sharing
 from workers.execute import Executor
 from workers.loaded import Loaded
 from workers.observed import ObservedExecutor
 from workers.sharing import Sharing
 
-WIDTH = 32
-BAD, HUGE = 13.0, 17.0
-"""A row that begins so makes the module raise, or run out of memory."""
-
-
-class Module(nn.Module):
-    """It says how many rows it was called with, and takes `most` at a time."""
-
-    def __init__(self, most: int = 100) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.calls: list[int] = []
-        self.most = most
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        self.calls.append(len(x_BLD))
-        first = x_BLD[:, 0, 0]
-        if (first == BAD).any():
-            raise ValueError("a bad row")
-        if (first == HUGE).any() or len(x_BLD) > self.most:
-            raise MemoryError("it does not fit")
-        made: Tensor = self.linear(x_BLD)
-        return made
-
 
 @pytest.fixture
 def model() -> Module:
-    torch.manual_seed(0)
-    return Module().requires_grad_(False)
-
-
-def asking(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Asking:
-    """The branches of a step: two, if it is guided."""
-    branches = ("text", "negative") if plan.scalars.get("guided") else ("text",)
-    made = single((yield {branch: Forward(components["model"], {"x_BLD": reads["x"]}) for branch in branches}))
-    return Made({"y": sum(made.values(), torch.zeros(()))})
+    return module()
 
 
 def plain(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Made:
     return Made({"y": components["model"](reads["x"])})
-
-
-def executor(model: nn.Module, body: Any = asking, **more: Any) -> Executor:
-    return Executor({"toy": Loaded({"model": model}, {"step": body, **more})}, CountingBlobs())
-
-
-def tokens(seed: int, first: float = 0.5, length: int = 16) -> Tensor:
-    x_BLD = torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(seed))
-    x_BLD[0, 0, 0] = first
-    return x_BLD
-
-
-def unit(job: str, x: Tensor, version: int = 1, **fields: Any) -> tuple[WorkUnit, list[bytes]]:
-    refs, frames = sent(x=x)
-    plan = WorkPlan(instance="toy", loop="step", kind="step", step=0, reads=refs, together=True, **fields)
-    return WorkUnit(UnitId(job, 1, version, 1, version), plan, digests(refs), digests(refs)), frames
-
-
-def units(*inputs: Tensor, **fields: Any) -> list[tuple[WorkUnit, list[bytes]]]:
-    return [unit(f"job-{number}", x, **fields) for number, x in enumerate(inputs)]
-
-
-def together(runs: Executor, members: Sequence[tuple[WorkUnit, list[bytes]]]) -> list[StepResult]:
-    batch = Batch(tuple(unit for unit, _ in members))
-    return [answer.result for answer in runs.run_batch(batch, [frame for _, frames in members for frame in frames])]
-
-
-def alone(model: nn.Module, members: Sequence[tuple[WorkUnit, list[bytes]]], body: Any = asking) -> list[StepResult]:
-    return [executor(model, body).run(unit, frames).result for unit, frames in members]
-
-
-def made(results: Sequence[StepResult]) -> list[tuple[UnitId, Any, str | None]]:
-    return [(one.id, one.tensors, one.error and one.error.kind) for one in results]
-
-
-def known(model: Module, body: Any = asking) -> Executor:
-    """An executor that has met such forwards before, whatever their number."""
-    runs = executor(model, body)
-    for size in range(2, 9):
-        together(runs, units(*(tokens(seed + 100) for seed in range(size))))
-    model.calls.clear()
-    return runs
 
 
 # -- sharing ----------------------------------------------------------------------------------------------------
@@ -297,122 +236,6 @@ def test_the_ranks_that_share_branches_do_so_for_one_step_after_the_other(model:
     assert made(results) == made(expected)
     assert asked == [["text", "negative"]] * 2
     assert {one.batch for one in results} == {1}
-
-
-# -- failures ---------------------------------------------------------------------------------------------------
-
-
-def test_a_row_that_makes_the_call_raise_fails_its_own_job_alone(model: Module) -> None:
-    members = units(tokens(0), tokens(1, BAD), tokens(2))
-    expected = alone(model, members)
-
-    results = together(known(model), members)
-
-    assert model.calls == [3, 1, 1, 1]
-    assert made(results) == made(expected)
-    assert results[1].error is not None
-    assert (results[1].error.message, results[1].batch) == ("ValueError: a bad row", 3)
-
-
-def test_weights_that_changed_under_the_process_end_it_and_no_job() -> None:
-    def body(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Made:
-        raise WeightsChanged(Path("weights"))
-
-    with pytest.raises(WeightsChanged):
-        together(executor(nn.Identity(), body), units(tokens(0), tokens(1)))
-
-
-def test_a_batch_that_does_not_fit_is_split_in_halves(model: Module) -> None:
-    members = units(*map(tokens, range(8)))
-    expected = alone(model, members)
-    runs = known(model)
-    model.most = 2
-
-    assert made(together(runs, members)) == made(expected)
-    assert model.calls == [8, 4, 2, 2, 4, 2, 2]
-
-
-def test_one_that_fits_in_no_way_is_out_of_memory_and_the_others_are_not(model: Module) -> None:
-    members = units(tokens(0), tokens(1, HUGE), tokens(2), tokens(3))
-    expected = alone(model, members)
-    runs = known(model)
-
-    results = together(runs, members)
-
-    assert [one.error and one.error.kind for one in results] == [None, "oom", None, None]
-    assert made(results) == made(expected)
-    assert model.calls == [4, 2, 1, 1, 2, 1], "it is tried once more alone"
-
-
-def test_a_step_alone_that_runs_out_of_memory_is_tried_once_more_in_pieces(model: Module) -> None:
-    def doubled(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Asking:
-        rows = {"x_BLD": torch.cat([reads["x"], reads["x"] + 1])}
-        outputs = single((yield {"both": Forward(components["model"], rows, part=1)}))
-        return Made({"y": outputs["both"]})
-
-    expected = alone(model, units(tokens(0)), doubled)
-    model.calls.clear()
-    model.most = 1
-
-    assert made(alone(model, units(tokens(0)), doubled)) == made(expected)
-    assert model.calls == [2, 1, 1]
-
-
-def test_numbers_that_are_none_stay_in_their_row(model: Module) -> None:
-    members = units(tokens(0), torch.full((1, 16, WIDTH), float("nan")), tokens(2))
-    expected = alone(model, members)
-    runs = executor(model)
-
-    for _ in range(2):  # also where it is measured
-        results = together(runs, members)
-        assert made(results)[::2] == made(expected)[::2]
-        assert results[1].tensors["y"].digest == expected[1].tensors["y"].digest
-    assert model.calls[-1] == 3
-
-
-def test_a_member_that_cannot_begin_answers_for_itself(model: Module) -> None:
-    lost, out_of_date, broken, well = (unit(f"job-{n}", tokens(n)) for n in range(4))
-    runs = executor(model)
-    late = replace(out_of_date[0], id=replace(out_of_date[0].id, epoch=0))
-    runs.run(*out_of_date)
-    nobody = replace(broken[0], plan=replace(broken[0].plan, kind="nothing"))
-
-    results = together(runs, [(replace(lost[0], inline=()), []), (late, out_of_date[1]), (nobody, broken[1]), well])
-
-    kinds = [one.error and one.error.kind for one in results]
-    assert kinds == ["corrupt_checkpoint", "error", "error", None]
-    assert made(results)[3:] == made(alone(model, [well]))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_body_that_raises_takes_no_other_with_it(model: Module, when: str) -> None:
-    def failing(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Asking:
-        if when == "before" and reads["x"][0, 0, 0] == 1.0:
-            raise KeyError("before")
-        outputs = single((yield {"one": Forward(components["model"], {"x_BLD": reads["x"]})}))
-        if reads["x"][0, 0, 0] == 1.0:
-            raise KeyError("after")
-        return Made({"y": outputs["one"]})
-
-    members = units(tokens(0), tokens(1, 1.0), tokens(2))
-
-    results = together(executor(model, failing), members)
-
-    assert made(results) == made(alone(model, members, failing))
-    assert results[1].error is not None
-    assert results[1].error.message == f"KeyError: '{when}'"
-
-
-@pytest.mark.parametrize("many", [1, 2])
-def test_a_body_that_makes_nothing_is_an_error_of_its_own(model: Module, many: int) -> None:
-    def nothing(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Any:
-        yield {}
-
-    results = together(executor(model, nothing), units(*map(tokens, range(many))))
-
-    assert {one.error and one.error.message for one in results} == {
-        "TypeError: a step returned NoneType where Made is wanted"
-    }
 
 
 # -- observers --------------------------------------------------------------------------------------------------

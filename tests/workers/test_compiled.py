@@ -36,10 +36,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, block: type[Block] = Block) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(block() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -47,15 +47,30 @@ class Transformer(nn.Module):
         return x
 
 
+class Hungry(Block):
+    """Wants more memory for seven rows than there is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.empty(1 << 46) if len(x) == 7 else super().forward(x)
+
+
 class Blocks(Shapes):
+    def __init__(self, block: type[Block] = Block) -> None:
+        super().__init__()
+        self._block = block
+
     def load(self, device: str) -> Components:
-        return Lazy(dict.fromkeys(CARD.components, 4), lambda name: Transformer().eval().requires_grad_(False))
+        def load(name: str) -> nn.Module:
+            return Transformer(self._block).eval().requires_grad_(False)
+
+        return Lazy(dict.fromkeys(CARD.components, 4), load)
 
     def bodies(self) -> Mapping[str, StepBody]:
         return {"denoise": self._denoise}
 
     def _denoise(self, components: Components, plan: WorkPlan, reads: Reads) -> Made:
-        return Made({"y": components[str(plan.scalars["takes"])](torch.ones(int(plan.scalars["rows"]), 4))})
+        x = torch.ones(int(plan.scalars["rows"]), int(plan.scalars["width"]))
+        return Made({"y": components[str(plan.scalars["takes"])](x)})
 
 
 class Backend:
@@ -82,15 +97,15 @@ def forgotten() -> Iterator[None]:
     torch._dynamo.callback.callback_handler.clear()
 
 
-def executor(backend: Any = None) -> Executor:
-    runs = Executor(load_models({"shapes": Blocks()}), CountingBlobs())
+def executor(backend: Any = None, block: type[Block] = Block) -> Executor:
+    runs = Executor(load_models({"shapes": Blocks(block)}), CountingBlobs())
     if backend is not None:
         runs.compile(Tier("eager bits", runs.residency.spent, backend))
     return runs
 
 
-def run(runs: Executor, rows: int = 3, takes: str = "transformer") -> StepResult:
-    scalars = {"rows": rows, "takes": takes}
+def run(runs: Executor, rows: int = 3, takes: str = "transformer", width: int = 4) -> StepResult:
+    scalars = {"rows": rows, "takes": takes, "width": width}
     plan = WorkPlan(instance="shapes", loop="denoise", kind="denoise", step=0, scalars=scalars)
     return runs.run(WorkUnit(UnitId("j", 1, 1, 1), plan), []).result
 
@@ -138,6 +153,20 @@ def test_a_step_whose_blocks_do_not_compile_is_run_again_without_and_said_so(cap
     assert "compiling failed, all goes on without" in caplog.text
     assert runs.tier is not None
     assert "no compiler here" in runs.tier.failed
+
+
+@pytest.mark.parametrize(("step", "kind"), [({"rows": 7}, "oom"), ({"width": 5}, "error")])
+def test_a_step_that_fails_in_eager_kernels_too_fails_alone(step: dict[str, int], kind: str) -> None:
+    runs = executor(Backend(), Hungry)
+    before = run(runs)
+
+    failed = run(runs, **step)
+
+    assert failed.error is not None
+    assert failed.error.kind == kind
+    assert runs.tier is not None
+    assert not runs.tier.failed
+    assert run(runs).tensors == before.tensors
 
 
 async def test_the_engine_hears_which_bits_a_worker_makes_from_now_on(tmp_path: Path) -> None:

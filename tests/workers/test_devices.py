@@ -12,7 +12,7 @@ from cards.family import Components, Made
 from cards.fingerprint import numerics, of_gpu, ran_on_cpu
 from tests import toy
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
-from workers.devices import device_of
+from workers.devices import device_of, memory_of
 from workers.errors import NoDevice
 from workers.loaded import load_models
 from workers.resident import Resident
@@ -53,6 +53,10 @@ def test_ranks_take_gpus_in_order(asked: str, number: int, device: str) -> None:
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(asked: str, number: int) -> None:
     with pytest.raises(NoDevice, match=f"device: {asked} needs cuda:2, and this machine has 2, cuda:0 to cuda:1"):
         device_of(asked, number, two)
+
+
+def test_ranks_on_a_cpu_share_its_memory() -> None:
+    assert memory_of("cpu", 4) == memory_of("cpu") // 4
 
 
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_an_error() -> None:

@@ -6,20 +6,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 import torch
+import zmq
 from msgspec.structs import replace
 
 from cards import codec
 from cards.wire import Batch, Fetch, Release, Shutdown, UnitId, WorkUnit
 from tests.workers.units import unit
-from workers import transfers
+from workers import transfer
 from workers.inbox import Command, Inbox
+from workers.transfer import Ask, Part, Shared
 from workers.transfer_fetcher import Brought
-from workers.transfers import Transfers, read, this_place, transferring
+from workers.transfers import Transfers, Unnamed, read, this_place, transferring
 
 HERE = this_place()
 PATIENCE_S = 60.0
@@ -78,11 +80,8 @@ def other_end(*arguments: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("address", ["", "tcp://127.0.0.1:*"])
 @pytest.mark.parametrize("place", [HERE, "elsewhere"], ids=["here", "elsewhere"])
-def test_tensors_come_to_the_bits_from_the_same_machine_and_from_another(
-    address: str, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there, reads = tensors(LARGE, 100, 0), []
-    monkeypatch.setattr(transfers, "read", lambda shared: reads.append(shared) or read(shared))
+def test_tensors_come_to_the_bits_from_the_same_machine_and_from_another(address: str, place: str) -> None:
+    there = tensors(LARGE, 100, 0)
     before = shared_memory()
     with holding(there, address=address, place=place) as holder, holding({}) as asker:
         fetching = Fetching(asker)
@@ -92,8 +91,42 @@ def test_tensors_come_to_the_bits_from_the_same_machine_and_from_another(
         fetched = asker.fetched
         assert (fetched.tensors, fetched.nbytes, fetched.failed) == (3, sum(map(len, blobs(there).values())), 0)
         assert fetched.seconds > 0
-        assert len(reads) == (3 if place == HERE else 0)
     assert shared_memory() == before
+
+
+@pytest.mark.parametrize(("place", "said"), [(HERE, Shared), ("elsewhere", Part)], ids=["here", "elsewhere"])
+def test_a_holder_says_where_the_bytes_are_on_one_machine_and_sends_them_to_another(place: str, said: type) -> None:
+    there = tensors(100)
+    [(digest, blob)] = blobs(there).items()
+    with holding(there) as holder, zmq.Context() as context, context.socket(zmq.DEALER) as asker:
+        asker.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
+        asker.connect(holder.address)
+        asker.send(transfer.encode(Ask(1, "j", digest, until=LARGE, place=place)))
+        head, *frames = asker.recv_multipart()
+        message = transfer.decode_holder_message(head)
+
+        assert isinstance(message, said)
+        if isinstance(message, Shared):
+            assert (frames, read(message)) == ([], blob)
+
+
+def test_an_asker_reads_what_a_holder_on_its_machine_has_and_is_sent_nothing() -> None:
+    [tensor] = tensors(LARGE).values()
+    [(digest, blob)] = blobs(tensors(LARGE)).items()
+    with holding({}) as asker, zmq.Context() as context, context.socket(zmq.ROUTER) as holder:
+        holder.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
+        holder.bind("tcp://127.0.0.1:*")
+        fetching = Fetching(asker)
+        fetching.ask(holder.getsockopt_string(zmq.LAST_ENDPOINT), [digest])
+        name, head = holder.recv_multipart()
+        asked = transfer.decode_asker_message(head)
+        assert isinstance(asked, Ask)
+        assert asked.place == HERE
+        with closing(Unnamed(codec.parts(tensor))) as memory:
+            there = Shared(asked.number, memory.pid, memory.fd, len(blob))
+            holder.send_multipart([name, transfer.encode(there)])
+
+            assert fetching.next().blobs == {digest: blob}
 
 
 def test_two_workers_give_each_other_what_they_hold_at_once() -> None:

@@ -30,6 +30,7 @@ from cards.wire import (
     UnitId,
     WorkerMessage,
     WorkUnit,
+    inline_of,
 )
 from engine.link import Arrived, ZmqLink, listen
 from tests.workers.units import CountingBlobs, executor, sent, unit
@@ -133,6 +134,20 @@ async def begun(steps: Steps) -> None:
     await anyio.to_thread.run_sync(functools.partial(steps.begun.acquire, timeout=PATIENCE_S))
 
 
+async def answers_but_to_gone(engine: ZmqLink, there: Worker, *waiting: WorkUnit | Batch) -> list[WorkerMessage]:
+    """What a worker says that has these behind a step which runs, once it is told that the job `gone` is released."""
+    await engine.receive()
+    await engine.send("w", asked("running"), FRAMES)
+    for message in waiting:
+        await engine.send("w", message, FRAMES * len(inline_of(message)))
+    await begun(there.steps)
+    await hear_queued(engine, sum(len(inline_of(message)) for message in waiting))
+    await engine.send("w", Release("gone", 1))
+    await hear_queued(engine, 2)
+    there.steps.gate.set()
+    return await hear_but_beats(engine, 4)
+
+
 def asked(job: str, epoch: int = 1) -> WorkUnit:
     wanted = unit(REFS, job=job, inline=(REFS["x"].digest,))
     return replace(wanted, id=UnitId(job, epoch, 1, 1))
@@ -186,16 +201,9 @@ async def test_a_heartbeat_counts_what_was_said_since_the_worker_introduced_itse
 
 
 async def test_a_release_overtakes_the_units_that_it_makes_pointless() -> None:
+    waiting = asked("gone"), asked("gone", epoch=2), asked("other"), asked("gone")
     async with listen() as engine, worker(engine.address) as there:
-        await engine.receive()
-        for wanted in (asked("running"), asked("gone"), asked("gone", epoch=2), asked("other"), asked("gone")):
-            await engine.send("w", wanted, FRAMES)
-        await begun(there.steps)
-        await hear_queued(engine, 4)
-        await engine.send("w", Release("gone", 1))
-        await hear_queued(engine, 2)
-        there.steps.gate.set()
-        heard = await hear_but_beats(engine, 4)
+        heard = await answers_but_to_gone(engine, there, *waiting)
 
     assert [getattr(message, "id", message) for message in heard] == [
         asked("running").id,
@@ -206,16 +214,9 @@ async def test_a_release_overtakes_the_units_that_it_makes_pointless() -> None:
 
 
 async def test_each_unit_of_a_batch_is_answered_by_itself_and_a_release_takes_one_out() -> None:
+    batch = Batch((asked("a"), asked("gone"), asked("b")))
     async with listen() as engine, worker(engine.address) as there:
-        await engine.receive()
-        await engine.send("w", asked("running"), FRAMES)
-        await engine.send("w", Batch((asked("a"), asked("gone"), asked("b"))), FRAMES * 3)
-        await begun(there.steps)
-        await hear_queued(engine, 3)
-        await engine.send("w", Release("gone", 1))
-        await hear_queued(engine, 2)
-        there.steps.gate.set()
-        heard = await hear_but_beats(engine, 4)
+        heard = await answers_but_to_gone(engine, there, batch)
 
     assert [getattr(message, "id", message) for message in heard] == [
         asked("running").id,
