@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
@@ -143,11 +143,11 @@ class Dispatcher:
                 if any(sent.id == unit.id for sent in actor.out) and actor.job.state is not State.CANCELLING:
                     members.append((actor, unit))
                 else:
-                    seat.outstanding.pop(unit.id, None)  # while others were sent it became pointless
+                    self._take_back(seat, unit.id)  # while others were sent it became pointless
             if members and not await self._send(seat, members):
                 seat.reachable = False
                 for actor, unit in members:
-                    seat.outstanding.pop(unit.id, None)
+                    self._take_back(seat, unit.id)
                     actor.take_back(unit.id)
                     unsent.append(actor)
         return unsent
@@ -157,10 +157,22 @@ class Dispatcher:
         now = self._clock.monotonic()
         reserved = self._fleet.answered(worker, result.id, now)
         actor = self._ledger.actors.get(result.id.job)
-        if reserved is not None and actor is not None:
+        if reserved is None:
+            return None
+        self.scheduler.shares.add(reserved.share, result.seconds - reserved.charged_s, now)
+        if actor is not None:
             self.accounts.took(reserved, result, worker)
-            self.scheduler.shares.add(reserved.share, result.seconds, now)
         return reserved
+
+    def dropped(self, worker: str, units: Iterable[UnitId]) -> None:
+        """A worker did not run these and will not."""
+        for reserved in self._fleet.dropped(worker, units):
+            self._refund(reserved.share, reserved.charged_s)
+
+    def lost(self, seat: Seat, running: Collection[UnitId]) -> None:
+        """A worker is gone. What it was running and is blamed for that stays charged; nothing else does."""
+        for unit in [unit for unit in seat.outstanding if unit not in running]:
+            self._take_back(seat, unit)
 
     async def release(self, actor: JobActor) -> None:
         """Have the workers that hold something of the job forget it. Each answers `Released`."""
@@ -221,6 +233,8 @@ class Dispatcher:
         for ready in placement.members:
             actor = self._current(ready.job)
             following = self._following(actor) if actor is not None else None
+            if actor is None or following is None or ready.bound != bool(actor.out):
+                self._refund(ready.share, ready.demand.seconds)
             if actor is None:
                 continue
             if following is None:  # the unit that is out may end its loop: what follows is known when it is back
@@ -233,6 +247,14 @@ class Dispatcher:
                 unit = self._reserve(actor, following, seat, ready, next(self._batches))
                 apart.append(Assignment(seat, [(actor, unit)]))
         return [one for one in (together, *apart) if one.members]
+
+    def _take_back(self, seat: Seat, unit: UnitId) -> None:
+        """A unit that did not run and will not."""
+        if (reserved := seat.outstanding.pop(unit, None)) is not None:
+            self._refund(reserved.share, reserved.charged_s)
+
+    def _refund(self, share: str, seconds: float) -> None:
+        self.scheduler.shares.add(share, -seconds, self._clock.monotonic())
 
     def _following(self, actor: JobActor) -> Ahead | None:
         """The step to send next: the one after the state, or the one that is sure to follow the unit that is out."""
@@ -278,6 +300,7 @@ class Dispatcher:
             model=actor.job.model.name,
             share=ready.share,
             demand=replace(ready.demand, seconds=ready.demand.seconds + loading_s) if loading_s else ready.demand,
+            charged_s=ready.demand.seconds,
             expected_s=self.accounts.share_s(priced, count) + loading_s,
             needs=priced.needs,
             priced=priced,

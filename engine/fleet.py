@@ -29,6 +29,8 @@ class Reserved(Struct, frozen=True, kw_only=True):
     model: str
     share: str = ""
     demand: Demand = Demand()
+    charged_s: float = 0.0
+    """What its share was charged when it was placed."""
     expected_s: float = 0.0
     priced: Priced | None = None
     """What is known of its steps, where that is worth learning."""
@@ -265,11 +267,10 @@ class Fleet:
         seat = self.seats.get(worker)
         return seat is not None and any(reserved.batch == batch for reserved in seat.outstanding.values())
 
-    def dropped(self, worker: str, units: Iterable[UnitId]) -> None:
-        """A worker did not run these and will not; one that it was running answers for itself."""
-        if seat := self.seats.get(worker):
-            for unit in units:
-                seat.outstanding.pop(unit, None)
+    def dropped(self, worker: str, units: Iterable[UnitId]) -> list[Reserved]:
+        """A worker did not run these and will not; one that it was running answers for itself. What they took."""
+        there = self.seats[worker].outstanding if worker in self.seats else {}
+        return [there.pop(unit) for unit in units if unit in there]
 
     def serving(self, model: ModelIdentity, pool: str | None = None, role: str | None = None) -> list[Seat]:
         """The seats that take work for a model, in this pool and of loops of this role if they are named."""

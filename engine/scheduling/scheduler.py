@@ -18,7 +18,7 @@ from engine.scheduling.shares import Shares
 from engine.scheduling.switching import TURNS, prefer, wish_of
 
 AGED_EVERY = 4
-"""After so many placements one is for the step that has waited longest, if it has waited too long."""
+"""Of so many seconds that are placed one is for steps that have waited longest, if those have waited too long."""
 
 LATENCY_S = 60.0
 """Work that is quickly done keeps a worker for itself for this long after the last of it came."""
@@ -63,7 +63,8 @@ class Scheduler:
         """When to plan again if nothing else happens: a worker then is nearly done with what it has, or a step has
         waited for partners long enough.
         """
-        self._since_aged = AGED_EVERY
+        self._owed_s = 0.0
+        """What others are to have before the next step that has waited too long."""
         self._latency_until = 0.0
 
     def add(self, ready: Ready, now: float) -> None:
@@ -91,7 +92,7 @@ class Scheduler:
     def _placements(self, there: Mapping[str, Room], now: float) -> list[Placement]:
         for room in there.values():
             self._take_turns(room, there, now)
-        placements = self._aged(there, now) if self._since_aged >= AGED_EVERY else []
+        placements = self._aged(there, now) if self._owed_s <= 0 else []
         taken = {ready.job for placement in placements for ready in placement.members}
         placements += self._in_order(there, taken, now)
         if self.due_at is None and self._lift_turns(there):
@@ -101,18 +102,28 @@ class Scheduler:
         return placements
 
     def _in_order(self, there: Mapping[str, Room], taken: set[str], now: float) -> list[Placement]:
+        """As many as there is room for. Where the policy goes by share, each is charged before the next is chosen."""
+        placements: list[Placement] = []
+        while more := self._next(there, taken, now):
+            placements += more
+            if not (self.policy.by_share and any(room.has_place for room in there.values())):
+                break
+        return placements
+
+    def _next(self, there: Mapping[str, Room], taken: set[str], now: float) -> list[Placement]:
+        """Those for which the order holds as it is now."""
         placements: list[Placement] = []
         for ready in self.line.in_order(self._homes(there), now):
             if ready.job in taken or self._holds(ready, now):
                 continue
             room = self._choose(ready, there, now)
             while room is not None and (before := self._before(ready, room, taken, now)) is not None:
-                placements += self._place_next(before, room, taken)
+                placements += self._place_next(before, room, taken, now)
                 room = self._choose(ready, there, now)
             if room is None:
                 continue  # this one does not fit now; it must not block one that does
-            placements += self._place_next(ready, room, taken)
-            if not any(room.has_place for room in there.values()):
+            placements += self._place_next(ready, room, taken, now)
+            if (placements and self.policy.by_share) or not any(room.has_place for room in there.values()):
                 break
         return placements
 
@@ -219,32 +230,35 @@ class Scheduler:
         clear = [room for room in serving if not room.jumbo]
         return clear[0] if len(clear) == 1 and len(serving) > 1 else None
 
-    def _place_next(self, ready: Ready, room: Room, taken: set[str]) -> list[Placement]:
+    def _place_next(self, ready: Ready, room: Room, taken: set[str], now: float) -> list[Placement]:
         """Behind what is there, or as soon as that is idle: nothing else goes there before."""
         if room.goes_behind(ready):
-            return [self._place(ready, room, taken)]
+            return [self._place(ready, room, taken, now)]
         room.credits = 0
         return []
 
-    def _place(self, first: Ready, room: Room, taken: set[str]) -> Placement:
+    def _place(self, first: Ready, room: Room, taken: set[str], now: float) -> Placement:
+        """It is charged what it will take on the careful side; whoever carries it out settles that."""
         seconds = first.demand.seconds + room.loading_s(first)
         room.place(first)
         together: tuple[Ready, ...] = (first,)
         if first.group is not None and self.limits.batch_most > 1 and room.holds(first):
-            partners = (ready for ready in self.line.together(first.group) if ready.job not in taken)
+            partners = (ready for ready in self.line.together(first.group, now) if ready.job not in taken)
             most, most_s = self.limits.batch_most, self.limits.batch_s
             at_once = self.policy.at_once
             together = batch.members(first, partners, room, most=most, most_s=most_s, at_once=at_once)
         room.jumbo = room.jumbo or seconds > self.limits.jumbo_s
         taken.update(ready.job for ready in together)
-        self._since_aged += 1
+        for ready in together:
+            self.shares.add(ready.share, ready.demand.seconds, now)
+        self._owed_s = max(0.0, self._owed_s - sum([ready.demand.seconds for ready in together]))
         return Placement(room.worker, together)
 
     def _holds(self, ready: Ready, now: float) -> bool:
         most, most_s, wait_s = self.limits.batch_most, self.limits.batch_s, self.limits.batch_wait_s
         if ready.group is None or most < 2 or not wait_s:
             return False
-        if not batch.holds(ready, len(self.line.together(ready.group)), now, most=most, most_s=most_s, wait_s=wait_s):
+        if not batch.holds(ready, self.line.count(ready.group), now, most=most, most_s=most_s, wait_s=wait_s):
             return False
         self._due_in(ready.since + wait_s - now, now)
         return True
@@ -259,8 +273,9 @@ class Scheduler:
             if now - ready.since <= self.limits.ageing_s:
                 break
             if (room := self._choose(ready, rooms, now)) is not None:
-                self._since_aged = 0
-                return [self._place(ready, room, set())]
+                placement = self._place(ready, room, set(), now)
+                self._owed_s = (AGED_EVERY - 1) * sum([member.demand.seconds for member in placement.members])
+                return [placement]
             if (room := self._awaited(ready, rooms, now)) is not None:
                 if not room.is_turn_of(ready) and room.takes_when_idle(ready, self.policy.at_once):
                     continue  # its turn will come

@@ -1,6 +1,14 @@
-"""Device time by tenant, so that it can be shared out fairly: what was had long ago counts for less."""
+"""Device time by share, so that it can be shared out fairly: what was had long ago counts for less."""
 
 import math
+from collections import OrderedDict
+from itertools import islice
+
+LEAST_S = 1e-6
+"""What counts for less is forgotten. No step is as short."""
+
+SWEPT = 2
+"""Shares that are looked at with each addition: one more than it may bring."""
 
 
 class Shares:
@@ -8,13 +16,21 @@ class Shares:
 
     def __init__(self, half_life_s: float = 300.0) -> None:
         self._half_life_s = half_life_s
-        self._had: dict[str, tuple[float, float]] = {}
+        self._had: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def add(self, tenant: str, seconds: float, now: float) -> None:
-        """A tenant has had this much; less than nothing is a refund."""
-        self._had[tenant] = (max(0.0, self.of(tenant, now) + seconds), now)
+    def __len__(self) -> int:
+        """Those that have had anything that counts, and a few that had."""
+        return len(self._had)
 
-    def of(self, tenant: str, now: float) -> float:
+    def add(self, share: str, seconds: float, now: float) -> None:
+        """A share has had this much; less than nothing is a refund."""
+        self._had[share] = (max(0.0, self.of(share, now) + seconds), now)
+        for other in list(islice(self._had, SWEPT)):
+            self._had.move_to_end(other)  # those come first that have not been looked at for longest
+            if self.of(other, now) < LEAST_S:
+                del self._had[other]
+
+    def of(self, share: str, now: float) -> float:
         """Seconds that count now."""
-        seconds, at = self._had.get(tenant, (0.0, now))
+        seconds, at = self._had.get(share, (0.0, now))
         return seconds * math.exp2((at - now) / self._half_life_s)

@@ -12,7 +12,19 @@ from msgspec.structs import replace
 
 from cards.wire import ModelIdentity
 from engine.scheduling.admission import Room
-from engine.scheduling.policy import DEADLINE, FAIR, HELD_S, POLICIES, SHORT_S, Policy, due
+from engine.scheduling.line import Line
+from engine.scheduling.policy import (
+    DEADLINE,
+    FAIR,
+    HELD_S,
+    POLICIES,
+    SHORT_S,
+    Outlook,
+    Policy,
+    Ruled,
+    due,
+    length,
+)
 from engine.scheduling.ready import Demand, Group, Ready
 from engine.scheduling.scheduler import AGED_EVERY, Limits, Scheduler
 from engine.scheduling.shares import Shares
@@ -51,14 +63,20 @@ def run(policy: Policy, loads: list[Load], until: float = FOREVER_S) -> list[Ran
         if not there:
             now = min(one.submitted_at for one in waiting if one.submitted_at > now)
             continue
-        sizes = Counter(one.group for one in there)
-        first = min(there, key=lambda one: (policy.key(one, now, shares, sizes[one.group]), one.order))
+        first = _first(policy, there, now, shares)
         number, seconds = int(first.job), first.demand.seconds
         ran.append(Ran(number, now, now + seconds))
         now += seconds
         done[number], since[number] = done[number] + 1, now
         shares.add(policy.share(first), seconds, now)
     return ran
+
+
+def _first(policy: Policy, steps: list[Ready], now: float, shares: Shares) -> Ready:
+    line = Line(policy, shares)
+    for step in steps:
+        line.add(replace(step, share=policy.share(step)), now)
+    return next(line.in_order(line.homes(), now))
 
 
 def _may(policy: Policy, one: Ready, waiting: list[Ready]) -> bool:
@@ -123,7 +141,7 @@ def test_of_two_steps_that_are_new_the_one_of_higher_priority_goes_first(
     low, high = (replace(ready(0, load), since=50.0, priority=0) for load in (loads[0], loads[-1]))
     high = replace(high, priority=priority)
 
-    assert policy.key(high, 50.0, Shares()) < policy.key(low, 50.0, Shares())
+    assert _first(policy, [low, high], 50.0, Shares()) == replace(high, share=policy.share(high))
 
 
 @LAW
@@ -234,6 +252,30 @@ def test_of_two_jobs_of_a_kind_the_first_is_done_before_the_second_begins() -> N
     assert [step.job for step in ran] == [0] * 4 + [1] * 4
 
 
+def test_of_two_jobs_that_are_late_the_first_is_done_before_the_second_begins() -> None:
+    ran = run(DEADLINE, [Load(steps=4, deadline=1.0), Load(steps=4, at=1.0, deadline=2.0)])
+
+    assert [step.job for step in ran] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("deadline", [1.0, None])
+def test_a_long_job_that_is_late_makes_no_short_one_late(deadline: float | None) -> None:
+    film = Load(steps=500, step_s=1.9, deadline=deadline)
+    pictures = [Load(steps=6, step_s=0.1, at=5.0 + 10.0 * number) for number in range(8)]
+
+    ran = run(DEADLINE, [film, *pictures])
+
+    assert all(ends(ran)[number] <= due(ready(number, one)) for number, one in enumerate(pictures, 1))
+    assert ends(ran)[0] == pytest.approx(500 * 1.9 + 8 * 0.6)
+
+
+def test_a_job_that_is_late_is_due_anew_by_what_it_has_left() -> None:
+    late = ready(0, Load(steps=4, deadline=3.0), done=1)
+
+    assert DEADLINE.key(late, 0.0) == (0, 3.0)
+    assert DEADLINE.key(late, 5.0) == (0, 5.0 + 1.0 + 2 * 3.0)
+
+
 def test_a_job_without_a_deadline_is_due_by_its_length() -> None:
     short, long = ready(0, Load(steps=4)), ready(1, Load(steps=100))
 
@@ -242,23 +284,88 @@ def test_a_job_without_a_deadline_is_due_by_its_length() -> None:
     assert due(replace(short, left_s=1.0, served_s=3.0)) == 9.0
 
 
+def test_a_tenant_is_charged_for_what_is_placed_before_the_next_step_is_chosen() -> None:
+    """In one plan, in two that follow on each other, and until it is known what came of it."""
+    scheduler = Scheduler(FAIR)
+    for number in range(16):
+        scheduler.add(ready(number, Load(steps=1, step_s=30.0, tenant="xy"[number // 8])), 0.0)
+
+    placed = [one.tenant for workers in ("abcdef", "gh") for one in _placed(scheduler, workers)]
+
+    assert placed == ["x", "y"] * 4
+    assert scheduler.shares.of("x", 0.0) == scheduler.shares.of("y", 0.0) == 4 * 30.0
+
+
+def _placed(scheduler: Scheduler, workers: str) -> list[Ready]:
+    """What each of some idle workers is given."""
+    rooms = [Room(worker=worker, models=(MODEL,), credits=1, free_bytes=1) for worker in workers]
+    return [placement.members[0] for placement in scheduler.plan(rooms, 0.0)]
+
+
+def test_two_pools_have_as_many_of_several_workers() -> None:
+    scheduler = Scheduler(POLICIES["run_to_completion"])
+    for number in range(8):
+        scheduler.add(ready(number, Load(steps=10, step_s=1.0 + 9.0 * (number < 4))), 0.0)
+
+    lengths = [length(one) for one in _placed(scheduler, "abcd")]
+
+    assert lengths == ["long", "short", "short", "short"]  # as many seconds, as far as they can be shared out
+
+
 def test_the_largest_group_goes_first_until_another_step_has_been_passed_over_for_long() -> None:
     alone = ready(0, Load(steps=1))
     many = ready(1, Load(steps=1, shape="s"))
     key = POLICIES["batch_first"].key
 
-    assert key(many, 1.0, Shares(), 3) < key(alone, 1.0, Shares())
-    assert key(alone, HELD_S, Shares()) < key(replace(many, since=1.0), HELD_S, Shares(), 3)
+    assert key(many, 1.0, 3) < key(alone, 1.0)
+    assert key(alone, HELD_S) < key(replace(many, since=1.0), HELD_S, 3)
 
 
 @EVERY
 def test_a_policy_is_settled_if_neither_time_nor_others_change_a_key(policy: Policy) -> None:
     step = ready(0, Load(steps=3, step_s=2.0))
-    had = Shares()
-    had.add(policy.share(step), 5.0, 0.0)
-    outlooks = itertools.product((0.0, HELD_S, 1e6), (Shares(), had), (1, 3))
+    outlooks = itertools.product((0.0, HELD_S, 1e6), (1, 3))
 
     assert (len({policy.key(step, *outlook) for outlook in outlooks}) == 1) == policy.settled
+
+
+def test_keys_are_made_anew_the_less_often_the_more_steps_wait() -> None:
+    """So that they take no more of the time: one key in half a millisecond."""
+    made = Counter[int]()
+
+    def rule(ready: Ready, outlook: Outlook) -> tuple[float]:
+        made["keys"] += 1
+        return (outlook.now,)
+
+    line = Line(Ruled(name="counted", rule=rule), Shares())
+    for number in range(1000):
+        line.add(ready(number, Load(steps=1)), 0.0)
+    for turn in range(1000):
+        next(line.in_order(line.homes(), turn * 0.01))
+
+    assert 1000 + 15_000 <= made["keys"] <= 1000 + 20_000  # 1000 steps, and 10 s
+
+
+def test_of_the_time_of_a_device_a_quarter_is_for_what_has_waited_too_long() -> None:
+    """However much longer its steps are."""
+    scheduler = Scheduler(DEADLINE, Limits(ageing_s=20.0))
+    film, now, numbers = Load(steps=1000, step_s=2.0), 0.0, itertools.count(5)
+    done, had = Counter[int](), Counter[bool]()
+    for number in range(5):
+        scheduler.add(ready(number, film), now)
+    while now < 500.0:
+        if len(scheduler.line) == 5:  # the last picture is done
+            scheduler.add(ready(next(numbers), Load(steps=1, step_s=0.1, at=now)), now)
+        [placement] = scheduler.plan([Room(worker="w", models=(MODEL,), credits=1, free_bytes=1)], now)
+        [step] = placement.members
+        now += step.demand.seconds
+        had[int(step.job) < 5] += round(step.demand.seconds * 10)
+        if int(step.job) < 5:
+            done[int(step.job)] += 1
+            scheduler.add(replace(ready(int(step.job), film, done[int(step.job)], now), home="w"), now)
+
+    assert had[True] / had.total() == pytest.approx(1 / AGED_EVERY, abs=0.03)
+    assert max(done.values()) - min(done[number] for number in range(5)) <= 1
 
 
 @EVERY

@@ -20,7 +20,7 @@ from cards.wire import (
     WorkUnit,
 )
 from engine.client import Client
-from engine.clock import WallClock
+from engine.clock import Clock, WallClock
 from engine.engine import Engine, EngineSettings
 from engine.link import Arrived
 from engine.scheduling.scheduler import Limits
@@ -78,7 +78,8 @@ class Devices:
 class Cycles:
     """Draws what happens next to an engine, and looks whether all is right after it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, clock: Clock | None = None) -> None:
+        clock = clock or WallClock()
         self.chance = random.Random(seed)
         self.family = MeasuredToy(resident=GIB // 20)
         self.devices = Devices()
@@ -90,7 +91,7 @@ class Cycles:
             journal=journal,
             link=self.devices,
             registry=registry.Registry({"toy": self.family}),
-            clock=WallClock(),
+            clock=clock,
             settings=EngineSettings(name="engine", limits=Limits(batch_most=3), max_active=1000),
             aside=at_once,
         )
@@ -99,7 +100,7 @@ class Cycles:
             self.engine,
             journal,
             MemoryBlobs(),
-            WallClock(),
+            clock,
             ids=lambda: next(ids),
             chance=random.Random(1),
             aside=at_once,

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ops.bench.falsifier import sweep, trace
+from ops.bench.falsifier import sweep, tables, trace
 from ops.bench.falsifier.contenders import CONTENDERS
 from ops.bench.falsifier.costs import GENEROUS, PUBLISHED, World, alone_s, steps, together_s
 from ops.bench.falsifier.kinds import KINDS, MEMORY_BYTES, WEIGHTS_GB
 from ops.bench.falsifier.outcomes import is_late, jain, outcome, percentile
-from ops.bench.falsifier.simulation import Job, Simulation
+from ops.bench.falsifier.simulation import Job, Simulation, asked
 from ops.bench.falsifier.trace import Arrival, Ask, Background, Model, Session, Trace
+from ops.bench.falsifier.worlds import BELIEVED
 
 SHORT = Model(lasts_s=600.0, film_every_s=200.0)
 CONTENDER = pytest.mark.parametrize("contender", CONTENDERS)
@@ -125,6 +127,23 @@ def test_a_picture_waits_for_a_step_of_a_film_and_with_eager_sending_for_two() -
     assert waited_s(eager=True) > step_s
 
 
+def test_a_tenant_is_charged_what_its_jobs_took_and_nothing_for_what_was_dropped() -> None:
+    run = simulated(asking(Ask(1.0, "film", 3.0)), predicted={"film": 0.01})  # two steps of it are with the device
+
+    [film] = run.jobs
+    assert film.given_up
+    assert run.scheduler.shares.of("person", run.now) == pytest.approx(film.served_s, rel=0.02)
+
+
+def test_films_in_bursts_are_as_many_and_come_when_the_first_of_each_does() -> None:
+    arrivals = [Arrival(1.0, "film"), Arrival(2.0, "thumbnail"), Arrival(3.0, "film"), Arrival(4.0, "film")]
+
+    found = list(asked(arrivals, World(films_at_once=2)))
+
+    assert [(one.at, one.kind) for one in found] == [(1.0, "film"), (2.0, "thumbnail"), (1.0, "film"), (4.0, "film")]
+    assert list(asked(arrivals, World(films=False))) == arrivals[1:2]
+
+
 def test_thumbnails_go_together_and_films_do_not() -> None:
     thumbnails = simulated(asking(arrivals=(Arrival(0.0, "thumbnail"),) * 8))
     films = simulated(asking(arrivals=(Arrival(0.0, "film"),) * 2))
@@ -174,6 +193,45 @@ def test_what_is_given_up_counts_as_never_and_what_could_not_be_in_time_does_not
     assert found.kinds["clip"].done_s == (13.0, None, None)
 
 
-@given(st.integers(0, 30), st.integers(1, 30))
-def test_the_most_sessions_within_an_objective_are_found(limit: int, most: int) -> None:
-    assert sweep.search(lambda sessions: sessions <= limit, most) == min(limit, most)
+def test_the_best_has_the_most_sessions_within_the_objective_and_of_several_is_least_late() -> None:
+    def results(**late: list[float]) -> sweep.Results:
+        """With one session and with `SHOWN`."""
+        plan = sweep.Plan(contenders=tuple(late), worlds=(BELIEVED,), seeds=(1,), sessions=(1, sweep.SHOWN))
+        blank = outcome([], 0.0)
+        return sweep.Results(
+            plan=plan,
+            ran=tuple(
+                sweep.Ran(sweep.Run(contender=name, sessions=sessions), replace(blank, late=each))
+                for name, shares in late.items()
+                for sessions, each in zip(plan.sessions, shares, strict=True)
+            ),
+        )
+
+    found = results(few=[0.01, 0.06], many=[0.05, 0.05], gap=[0.06, 0.0])
+
+    assert [found.capacities(name) for name in found.plan.contenders] == [[1], [sweep.SHOWN], [0]]
+    assert found.best == "many"
+    assert results(one=[0.0, 0.2], other=[0.0, 0.1]).best == "other"
+
+
+def test_tables_are_put_in_place_of_those_with_the_same_head() -> None:
+    page = "a\n\n| x |\n| --- |\n| old |\n| older |\n\nb\n\n| y |\n| --- |\n\n| x |\n| --- |\n| old |\n"
+
+    put = tables.put(page, ["| x |\n| --- |\n| 1 |", "| x |\n| --- |\n| 2 |"])
+
+    assert put == "a\n\n| x |\n| --- |\n| 1 |\n\nb\n\n| y |\n| --- |\n\n| x |\n| --- |\n| 2 |\n"
+    with pytest.raises(ValueError, match="no table with the head"):
+        tables.put(page, ["| z |\n| --- |\n| 1 |"])
+
+
+def test_every_policy_is_run_with_all_that_is_planned() -> None:
+    plan = sweep.Plan(contenders=("fifo",), worlds=(BELIEVED, "no films"), seeds=(1, 2), sessions=(1,), others=1)
+
+    found = sweep.run(plan)
+
+    assert [(one.run.world, one.run.seed, one.run.sessions) for one in found.ran] == [
+        (BELIEVED, 1, 1),
+        (BELIEVED, 2, 1),
+        ("no films", 1, sweep.SHOWN),
+    ]
+    assert sweep.size(plan) == 3

@@ -1,11 +1,13 @@
 """`python -m ops.bench.falsifier [simulate|show|real]`: whether scheduling by the step earns its keep.
 
-`simulate` runs every policy on the traces in virtual time, and writes docs/scheduling/; `show` prints its tables;
-`real` replays the shipped trace against real engines, with the shapes model on this machine.
+`simulate` runs every policy on the traces in virtual time, and writes docs/scheduling/ and the tables of
+docs/scheduling.md; `show` prints its tables; `real` replays the shipped trace against real engines, with the shapes
+model on this machine.
 """
 
 import argparse
 import sys
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -14,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.scheduling.policy import POLICIES
 from ops.bench.falsifier import plots, real, sweep, tables
 from ops.bench.falsifier.trace import read
+
+PAGE = Path("docs/scheduling.md")
 
 QUICK_S = 10.0
 """For real: only to see that it works."""
@@ -53,6 +57,8 @@ def _simulate(plan: sweep.Plan, *, kept: bool) -> None:
         sweep.write(results)
         for file in plots.draw(results, read()):
             print(f"wrote {file}")
+        PAGE.write_text(tables.put(PAGE.read_text(), tables.tables(results)))
+        print(f"wrote the tables of {PAGE}; what is said of them is left to you")
     _show(results)
 
 

@@ -48,6 +48,8 @@ class World(Struct, frozen=True, kw_only=True):
     """Of kinds, where it is not 0."""
     films: bool = True
     """Whether any are asked for."""
+    films_at_once: int = 1
+    """They are asked for by so many at a time, when the first of these is."""
     batch_s: float = Limits().batch_s
     within: tuple[float, float] = (SLO_TIMES, SLO_S)
     eager: bool = False

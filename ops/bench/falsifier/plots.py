@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 from ops.bench.falsifier import svg
-from ops.bench.falsifier.contenders import CONTENDERS
 from ops.bench.falsifier.kinds import KINDS, SESSION_KINDS
 from ops.bench.falsifier.outcomes import LATE_AT_MOST
 from ops.bench.falsifier.svg import Axis, Bar, Series
 from ops.bench.falsifier.sweep import Results
 from ops.bench.falsifier.trace import Arrival, Ask, Trace
-from ops.bench.falsifier.worlds import BELIEVED
 
 FOLDER = Path("docs/scheduling")
 
@@ -33,6 +31,8 @@ LINES: Mapping[str, tuple[str, str]] = {
     "batch_first": ("#2e6f57", ""),
     "fair": ("#f2a541", ""),
     "least_slack": ("#7fb2e5", ""),
+    "late_first": ("#b08d57", ""),
+    "late_soon": ("#4fb3a5", ""),
     "deadline": ("#1f4e9c", ""),
 }
 """Colours and dashes; what finishes a job before it begins the next is dashed."""
@@ -80,7 +80,7 @@ def _arrivals(arrivals: Iterable[Arrival]) -> Iterator[Bar]:
 def _late(results: Results) -> str:
     numbers = results.plan.sessions
     series = {
-        name: Series(points=[(n, 100 * late(results, name, n)) for n in numbers], colour=colour, dashes=dashes)
+        name: Series(points=[(n, 100 * results.late(name, sessions=n)) for n in numbers], colour=colour, dashes=dashes)
         for name, (colour, dashes) in LINES.items()
         if name in results.plan.contenders
     }
@@ -95,11 +95,7 @@ def _late(results: Results) -> str:
 
 
 def _capacity(results: Results) -> str:
-    found = {
-        name: [each.sessions for each in results.capacities if (each.contender, each.world) == (name, BELIEVED)]
-        for name in CONTENDERS
-        if name in results.plan.contenders
-    }
+    found = {name: results.capacities(name) for name in results.plan.contenders}
     most = max(map(max, found.values()))
     return svg.rows(
         "Sessions on one device within the objective: the median trace",
@@ -110,8 +106,3 @@ def _capacity(results: Results) -> str:
         },
         {},
     )
-
-
-def late(results: Results, contender: str, sessions: int) -> float:
-    """On average over the traces."""
-    return mean(one.outcome.late for one in results.runs if (one.contender, one.sessions) == (contender, sessions))

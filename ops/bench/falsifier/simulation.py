@@ -8,7 +8,7 @@ import heapq
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ from engine.scheduling.ready import Demand, Ready
 from engine.scheduling.scheduler import Limits, Scheduler
 from ops.bench.falsifier.costs import Step, World, alone_s, identity, steps, together_s
 from ops.bench.falsifier.kinds import KINDS, MEMORY_BYTES, WEIGHTS_GB
-from ops.bench.falsifier.trace import Ask, Trace
+from ops.bench.falsifier.trace import Arrival, Ask, Trace
 
 DEVICE = "device"
 CREDITS = 16
@@ -71,6 +71,18 @@ class Job(Struct, kw_only=True, eq=False):
         return f"job-{self.order}"
 
 
+def asked(arrivals: Iterable[Arrival], world: World) -> Iterator[Arrival]:
+    """What a trace has, as it is in a world."""
+    films, at = 0, 0.0
+    for arrival in arrivals:
+        if arrival.kind != "film":
+            yield arrival
+        elif world.films:
+            at = arrival.at if films % world.films_at_once == 0 else at
+            films += 1
+            yield Arrival(at, arrival.kind)
+
+
 class Simulation:
     """A trace with the first `sessions` of its sessions, under one policy, in one world."""
 
@@ -82,7 +94,7 @@ class Simulation:
         self.now = 0.0
         self._world = world
         self._steps = {kind: steps(kind, world) for kind in KINDS}
-        self._scheduler = Scheduler(policy, Limits(batch_most=BATCH_MOST, batch_s=world.batch_s))
+        self.scheduler = Scheduler(policy, Limits(batch_most=BATCH_MOST, batch_s=world.batch_s))
         self._alive: dict[str, Job] = {}
         self._begun = Counter[str]()
         self._queue: deque[list[tuple[Job, Step]]] = deque()
@@ -94,9 +106,8 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         for background in trace.background:
-            for arrival in background.arrivals:
-                if world.films or arrival.kind != "film":
-                    self._at(arrival.at, partial(self._submit, arrival.kind, background.tenant))
+            for arrival in asked(background.arrivals, world):
+                self._at(arrival.at, partial(self._submit, arrival.kind, background.tenant))
         for session in trace.sessions[:sessions]:
             self._think(iter(session.asks), session.tenant)
 
@@ -143,10 +154,12 @@ class Simulation:
     def _give_up(self, job: Job) -> None:
         if job.ended_at is None:
             job.given_up = True
-            self._scheduler.discard(job.id)
+            self.scheduler.discard(job.id)
             for batch in list(self._queue)[1:]:
                 kept = [member for member in batch if member[0] is not job]
-                job.out -= len(batch) - len(kept)
+                for _, step in (member for member in batch if member[0] is job):
+                    job.out -= 1
+                    self._charge(job, -step.predicted_s)
                 batch[:] = kept
             self._queue = deque(filter(None, self._queue))
             self._end(job)
@@ -190,10 +203,10 @@ class Simulation:
             home=None if job.share is None else DEVICE,
             bound=job.out > 0,
         )
-        self._scheduler.add(ready, self.now)
+        self.scheduler.add(ready, self.now)
 
     def _dispatch(self) -> None:
-        while placements := self._scheduler.plan([self._room()], self.now):
+        while placements := self.scheduler.plan([self._room()], self.now):
             for placement in placements:
                 batch = [self._send(ready) for ready in placement.members]
                 self._queue.append(batch)
@@ -201,7 +214,7 @@ class Simulation:
                     self._start()
                 for job, _ in batch:
                     self._line_up(job)
-        if (due_at := self._scheduler.due_at) is not None and due_at < self._due_at:
+        if (due_at := self.scheduler.due_at) is not None and due_at < self._due_at:
             self._due_at = due_at
             self._at(due_at, partial(self._due, due_at))
 
@@ -212,6 +225,10 @@ class Simulation:
         job.share = ready.share
         job.out += 1
         return job, step
+
+    def _charge(self, job: Job, seconds: float) -> None:
+        """Beside what was predicted: that it was charged when its step was placed."""
+        self.scheduler.shares.add(job.share or "", seconds, self.now)
 
     def _due(self, at: float) -> None:
         if at == self._due_at:
@@ -258,7 +275,7 @@ class Simulation:
 
     def _fold_in(self, job: Job, step: Step, seconds: float) -> None:
         job.done, job.out, job.served_s = job.done + 1, job.out - 1, job.served_s + seconds
-        self._scheduler.shares.add(job.share or "", seconds, self.now)
+        self._charge(job, seconds - step.predicted_s)
         if job.ended_at is not None:
             self._forget(job)
         elif step.shows and job.shown_at is None:

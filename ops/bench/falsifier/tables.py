@@ -1,18 +1,28 @@
 """The tables of docs/scheduling.md, in Markdown, from what a comparison came to."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import mean, median
+from itertools import dropwhile
+from statistics import median
 
 from ops.bench.falsifier.costs import SLO_S, SLO_TIMES
 from ops.bench.falsifier.kinds import KINDS, SESSION_KINDS
 from ops.bench.falsifier.outcomes import Outcome
 from ops.bench.falsifier.real import Measured
 from ops.bench.falsifier.sweep import Results
-from ops.bench.falsifier.trace import SEED
-from ops.bench.falsifier.worlds import BELIEVED, WORLDS
+from ops.bench.falsifier.worlds import BELIEVED, BURSTS
 
-SHOWN = 4
-"""The number of sessions that is looked at closely."""
+
+def put(page: str, made: Iterable[str]) -> str:
+    """A page with these tables, each in place of the next one there that has its head."""
+    done = ""
+    for table in made:
+        before, head, after = page.partition(table.partition("\n")[0])
+        if not head:
+            raise ValueError(f"the page has no table with the head {table.partition(chr(10))[0]}, or not in its turn")
+        lines = after.splitlines(keepends=True)
+        done += before + table + "\n"
+        page = "".join(dropwhile(lambda line: line.startswith("|"), lines[1:]))
+    return done + page
 
 
 def tables(results: Results) -> Iterator[str]:
@@ -22,6 +32,7 @@ def tables(results: Results) -> Iterator[str]:
     yield times(results, lambda outcome, kind: outcome.kinds[kind].shown_s)
     yield times(results, lambda outcome, kind: outcome.kinds[kind].done_s)
     yield worlds(results)
+    yield closely(results, BURSTS)
 
 
 def costs() -> str:
@@ -40,15 +51,15 @@ def capacities(results: Results) -> str:
     """On all traces, in the world that is believed in."""
     rows = []
     for name in results.plan.contenders:
-        found = _found(results, name, BELIEVED)
-        late = [f"{100 * _mean(results, name, sessions, _late):.1f}" for sessions in results.plan.sessions]
+        found = results.capacities(name)
+        late = [f"{100 * results.late(name, sessions=sessions):.1f}" for sessions in results.plan.sessions]
         rows.append([name, f"{median(found):g}", ", ".join(map(str, found)), *late])
     return _table(["policy", "sessions", "by trace", *map(str, results.plan.sessions)], rows)
 
 
-def closely(results: Results) -> str:
+def closely(results: Results, world: str = BELIEVED) -> str:
     """On the shipped trace, with `SHOWN` sessions."""
-    return measured({name: _outcome(results, name) for name in results.plan.contenders})
+    return measured({name: results.closely(name, world) for name in results.plan.contenders})
 
 
 def measured(outcomes: Mapping[str, Outcome]) -> str:
@@ -56,9 +67,16 @@ def measured(outcomes: Mapping[str, Outcome]) -> str:
     for name, one in outcomes.items():
         shares = (one.late, one.given_up, one.busy, one.wasted)
         rows.append(
-            [name, *(f"{100 * share:.1f}" for share in shares), f"{one.fairness:.2f}", f"{one.film_stretch:.1f}"]
+            [
+                name,
+                *(f"{100 * share:.1f}" for share in shares),
+                f"{one.fairness:.2f}",
+                f"{one.film_stretch:.1f}",
+                f"{one.film_most:.1f}",
+            ]
         )
-    return _table(["policy", "late %", "given up %", "busy %", "wasted %", "fairness", "films, times alone"], rows)
+    head = ["late %", "given up %", "busy %", "wasted %", "fairness", "films, times alone", "the slowest"]
+    return _table(["policy", *head], rows)
 
 
 def real(found: Measured) -> str:
@@ -71,40 +89,20 @@ def real(found: Measured) -> str:
 def times(results: Results, of: Callable[[Outcome, str], Sequence[float | None]]) -> str:
     """At p50, p95 and p99, on the shipped trace with `SHOWN` sessions."""
     rows = [
-        [name, *(" / ".join(map(_seconds, of(_outcome(results, name), kind))) for kind in SESSION_KINDS)]
+        [name, *(" / ".join(map(_seconds, of(results.closely(name), kind))) for kind in SESSION_KINDS)]
         for name in results.plan.contenders
     ]
     return _table(["policy", *SESSION_KINDS], rows)
 
 
 def worlds(results: Results) -> str:
-    """The most sessions within the objective: the median trace."""
+    """The per cent of requests that are late with `SHOWN` sessions, on average over the same traces."""
+    seeds = results.plan.compared
     rows = [
-        [
-            world,
-            *(f"{median(_found(results, name, world)[: results.plan.searched]):g}" for name in results.plan.contenders),
-        ]
-        for world in WORLDS
-        if world in results.plan.worlds
+        [world, *(f"{100 * results.late(name, world, seeds=seeds):.1f}" for name in results.plan.contenders)]
+        for world in results.plan.worlds
     ]
     return _table(["", *results.plan.contenders], rows)
-
-
-def _found(results: Results, contender: str, world: str) -> list[int]:
-    return [one.sessions for one in results.capacities if (one.contender, one.world) == (contender, world)]
-
-
-def _mean(results: Results, contender: str, sessions: int, of: Callable[[Outcome], float]) -> float:
-    return mean(of(one.outcome) for one in results.runs if (one.contender, one.sessions) == (contender, sessions))
-
-
-def _late(outcome: Outcome) -> float:
-    return outcome.late
-
-
-def _outcome(results: Results, contender: str) -> Outcome:
-    wanted = (contender, SEED, SHOWN)
-    return next(one.outcome for one in results.runs if (one.contender, one.seed, one.sessions) == wanted)
 
 
 def _seconds(value: float | None) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from ops.bench.falsifier.costs import GENEROUS, NO_GAIN, World
 
 BELIEVED = "as published"
+BURSTS = "films in bursts, twelve at once"
 
 WORLDS: Mapping[str, World] = {
     BELIEVED: World(),
@@ -18,6 +19,7 @@ WORLDS: Mapping[str, World] = {
     "films predicted at half": World(predicted={"film": 0.5}),
     "films predicted at double": World(predicted={"film": 2.0}),
     "films of a lower priority": World(priorities={"film": -1}),
+    BURSTS: World(films_at_once=12),
     "no films": World(films=False),
     "within 1.5 times and 1 s": World(within=(1.5, 1.0)),
     "within 3 times and 2 s": World(within=(3.0, 2.0)),
