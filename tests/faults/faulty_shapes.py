@@ -12,10 +12,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cards.family import Components, Made, StepBody
+from cards.family import Asking, Components, Made, StepBody
 from cards.loop import Loop, LoopState, StepOutput
 from cards.shapes.family import Shapes
 from cards.wire import WorkPlan, is_promised
+from workers.execute import asking
 
 KIND, STEP = "denoise", 1
 TOO_MUCH = 1 << 50
@@ -48,8 +49,8 @@ class FaultyLoop:
 
 
 def _faulty(body: StepBody) -> StepBody:
-    def run(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made:
-        made = body(components, plan, reads)
+    def run(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Asking:
+        made = yield from asking(body(components, plan, reads))
         if (plan.kind, plan.step) == (KIND, STEP):
             for fault, change in CHANGES.items():
                 if taken(fault, _rank()):

@@ -1,5 +1,6 @@
 """Plays a cell and says what was seen of it."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class Seen(Struct):
     why: str = ""
     ended: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def look(self, watch: Watch, at: float) -> None:
@@ -124,6 +126,8 @@ def _end_of(place: Place, cell: Cell, job: str, whole: Any, seen: Seen) -> Itera
     error = found.get("error")
     seen.ended[f"failed ({error['class']})" if error else found["status"]] += 1
     seen.lost += [event["data"]["reason"] for event in place.running.events(job) if event["type"] == "worker_lost"]
+    if error:
+        seen.errors.append(error["message"])
     if made != (whole[: len(made)] if error else whole):
         yield f"{job} has made something else than when nothing happens to it"
     if error and not (error["class"] == cell.fails and error["message"] and error["step"] == 1):
@@ -142,5 +146,8 @@ def _told(cell: Cell, seen: Seen) -> Iterator[str]:
         yield f"it was noticed after {seen.down_s:.1f} s, and it should be within {within_s:g} s"
     if cell.loses and not seen.lost:
         yield "no worker was lost"
+    said = seen.lost + seen.errors
+    if cell.says and not any(re.search(cell.says, one) for one in said):
+        yield f"nobody says {cell.says!r}, but {said}"
     if cell.fails and seen.lost:
         yield f"a worker was lost with a job that failed by itself: {seen.lost}"

@@ -19,6 +19,10 @@ def test_a_rank_that_freezes_while_it_has_nothing_to_do_is_noticed_and_replaced(
     plays(tmp_path, RANKS, "idle", "rank 1", "SIGSTOP")
 
 
+def test_a_job_whose_step_makes_a_nan_fails_of_that_and_its_worker_goes_on(tmp_path: Path) -> None:
+    plays(tmp_path, ONE, "loaded", "worker", "NaN")
+
+
 def test_bytes_that_are_damaged_on_their_way_cost_no_job_a_bit(tmp_path: Path) -> None:
     plays(tmp_path, WIRED, "idle", "engine", "wrong bytes")
 
