@@ -223,7 +223,7 @@ class Link:
         self._running = ()
         command = self._inbox.get()
         self._running = tuple(unit.id for unit in command.units)
-        if self._running and keeper.is_behind and not engine.stuck:
+        if self._running and (keeper.is_behind or command.fetched) and not engine.stuck:
             _say(engine, self._beat(engine))
         return command
 
