@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import codec, wire
+from cards.errors import WeightsChanged
 from cards.wire import (
     Batch,
     CacheUse,
@@ -323,7 +324,8 @@ def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -
 
 
 def _last_words(error: BaseException) -> Goodbye:
-    return Goodbye(f"{type(error).__name__}: {error}")
+    """No job is to blame for files that are others now."""
+    return Goodbye(f"{type(error).__name__}: {error}", clean=isinstance(error, WeightsChanged))
 
 
 def _leave_the_executor_behind() -> NoReturn:
