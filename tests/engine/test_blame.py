@@ -1,5 +1,6 @@
 """Who is blamed for a worker's death: what ran, however the death is noticed, and no more than so often in all."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from cards.family import Asking, Components, Made, StepBody
 from cards.wire import Heartbeat, WorkPlan
 from engine.events import WorkerLost
-from engine.job import State
+from engine.job import Failure, State
 from store.memory import MemoryJournal
 from tests import toy
 from tests.engine.test_split import DECODER, DENOISER, ENCODER, LARGE, joined
@@ -158,6 +159,37 @@ async def test_a_job_that_kills_those_it_is_moved_to_is_blamed_and_nobody_who_is
         for job in others:
             assert (await running.ended(job)).state is State.COMPLETED
             assert True not in await blames(running, job)
+
+
+class Flaky(toy.ToyFamily):
+    """Each of its steps kills whoever is the first or the second to run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tries = Counter[int]()
+
+    def bodies(self) -> Mapping[str, StepBody]:
+        bodies = super().bodies()
+
+        def count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made | Asking:
+            self._tries[plan.step] += 1
+            if self._tries[plan.step] < 3:
+                raise toy.Died
+            return bodies["count"](components, plan, reads)
+
+        return {**bodies, "count": count}
+
+
+async def test_a_job_that_kills_workers_and_goes_on_kills_three_times_as_many_at_most() -> None:
+    async with World(families=(Flaky(),)).engine() as running:
+        poison = (await running.client.submit(request(steps=8))).id
+        for _ in range(9):
+            await running.engine.lose(await dead(running), HOW)
+            running.add_worker()
+
+        ended = await running.ended(poison)
+        why = f"workers died running this job, 1 at this step and 9 in all, the last one: {HOW}"
+        assert ended.failure == Failure("poisoned", why, "count", 4, 9)
 
 
 @pytest.mark.parametrize("engines", [1, 2])
