@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from msgspec import Struct
 
-from tests.faults.place import ONE, RANKS, SILENT_S, WIRED, Place, Setup
+from tests.faults.place import ONE, RANKS, SHARED, SILENT_S, WIRED, Place, Setup
 from workers.link import DAMAGED
 
 Befall = Callable[[Place], Callable[[], None]]
@@ -34,6 +34,9 @@ class Cell(Struct, frozen=True, kw_only=True):
     """Whether a worker is lost."""
     says: str = ""
     """What is to be found, as an expression, in why a worker was lost, or in the error of the job that fails."""
+
+    def called(self, load: str) -> str:
+        return f"{load} {self.target} {self.fault} {self.setup.name}"
 
     @property
     def keeps_processes(self) -> bool:
@@ -94,9 +97,9 @@ def in_step(target: str, fault: str, setup: Setup, planted: str, *, times: int =
     return Cell(target=target, fault=fault, setup=setup, befall=befall, in_step=True, **seen)
 
 
-def in_one_rank(fault: str, planted: str, says: str, *, times: int = 1) -> Cell:
+def in_one_rank(fault: str, planted: str, says: str, *, setup: Setup = RANKS, times: int = 1) -> Cell:
     """What one rank does and the other does not is no job's failure: it ends the pool."""
-    return in_step("rank 1", fault, RANKS, f"{planted}.1", times=times, goes_down=True, loses=True, says=says)
+    return in_step("rank 1", fault, setup, f"{planted}.1", times=times, goes_down=True, loses=True, says=says)
 
 
 def on_the_way(target: str, says: str, *, to_engine: bool) -> Cell:
@@ -136,6 +139,10 @@ CELLS = (
     in_one_rank("no memory", "no-memory", f"rank 1 failed with .*{TOO_MUCH}", times=TRIES),
     in_step("rank 1", "no memory, once", RANKS, "no-memory.1"),
     in_one_rank("wrong bytes", "flip", "rank 1 made .* where rank 0 made"),
+    to_process("rank 0", "SIGKILL", SHARED, partial(strike, Place.worker, KILL)),
+    to_process("rank 1", "SIGKILL", SHARED, partial(strike, Place.rank, KILL)),
+    in_one_rank("no memory", "no-memory", f"rank 1 .*{TOO_MUCH}", setup=SHARED),
+    in_step("rank 1", "no memory, shared", SHARED, "shared.1", fails="oom", says=f"{TOO_MUCH}.* \\(rank 1\\)"),
     to_process("engine", "SIGKILL", ONE, kill_engine),
     to_process("engine", "SIGSTOP", ONE, freeze_engine),
     in_step("engine", "exception", ONE, "exception.engine", fails="error", says=ASKED),
@@ -147,6 +154,7 @@ MEANS = {
     ("worker", "wrong bytes"): "in the next two messages to it, one in its last frame and one in its first",
     ("rank 1", "wrong bytes"): "ranks have no wire that could damage them: one makes a bit that the other does not",
     ("rank 1", "exception, NaN, no memory"): "which rank 0 does not have",
+    ("rank 1", "no memory, shared"): "in its share of a forward, which rank 0 waits for",
     ("engine", "exception, no memory"): "in a loop's code, which is what an engine runs of others",
     ("engine", "NaN"): "no such cell: an engine computes with no tensors",
     ("engine", "wrong bytes"): "in the next two messages to it",

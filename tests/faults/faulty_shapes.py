@@ -6,6 +6,7 @@ denoising step takes it away, so that it happens once. WHERE is a rank, or `engi
 
 import os
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,11 @@ class FaultyLoop:
 
 def _faulty(body: StepBody) -> StepBody:
     def run(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Asking:
+        its_turn = (plan.kind, plan.step) == (KIND, STEP)
+        if its_turn and taken("shared", _rank()):
+            components = ChainMap({"transformer": _wants_too_much}, components)
         made = yield from asking(body(components, plan, reads))
-        if (plan.kind, plan.step) == (KIND, STEP):
+        if its_turn:
             for fault, change in CHANGES.items():
                 if taken(fault, _rank()):
                     return change(made)
@@ -65,10 +69,15 @@ def _raise(made: Made) -> Made:
 
 
 def _want_too_much(made: Made) -> Made:
+    _wants_too_much()
+    return made
+
+
+def _wants_too_much(**called_with: Any) -> Any:
+    """As a module does, when a forward comes to it."""
     import torch
 
-    torch.empty(TOO_MUCH)
-    return made
+    return torch.empty(TOO_MUCH)
 
 
 def _nan(made: Made) -> Made:

@@ -51,7 +51,7 @@ class Seen(Struct):
         if self.down_s is not None:
             down = f"not ready after {self.down_s:.2f} s, ready after {self.up_s or 0:.1f} s"
         jobs = ", ".join(f"{count} {how}" for how, count in sorted(self.ended.items()))
-        return f"{self.load:6} {self.cell.target:7} {self.cell.fault:16} {down:48} {jobs}"
+        return f"{self.load:6} {self.cell.setup.name:6} {self.cell.target:7} {self.cell.fault:16} {down:48} {jobs}"
 
 
 def undisturbed(place: Place, load: str = "loaded") -> Made:
@@ -65,7 +65,6 @@ def play(place: Place, cell: Cell, load: str, made: Made) -> Seen:
     seen = Seen(load, cell)
     place.ready()
     before, there = place.holds(), place.processes()
-    engine = place.running.process.pid
     with Watch(place.url) as watch:
         until(lambda: watch.now == Watch.READY, "it to be seen to be ready")
         jobs, at = _befall(place, cell, load, watch, seen)
@@ -78,8 +77,7 @@ def play(place: Place, cell: Cell, load: str, made: Made) -> Seen:
         there |= place.processes()
     seen.look(watch, at)
     seen.problems += _told(cell, seen)
-    restarted = place.running.process.pid != engine
-    seen.problems += place.leaks(place.holds() if restarted else before)
+    seen.problems += place.leaks(before)
     seen.problems += place.orphans(there)
     seen.problems += (f"{file} has befallen nobody" for file in place.planted())
     return seen

@@ -28,7 +28,7 @@ def test_bytes_that_are_damaged_on_their_way_cost_no_job_a_bit(tmp_path: Path) -
 
 
 def plays(folder: Path, setup: Setup, load: str, target: str, fault: str) -> None:
-    [cell] = [cell for cell in CELLS if (cell.target, cell.fault) == (target, fault)]
+    [cell] = [cell for cell in CELLS if (cell.setup, cell.target, cell.fault) == (setup, target, fault)]
     with opened(setup, folder) as place:
         seen = play(place, cell, load, undisturbed(place, load))
 
