@@ -1,6 +1,7 @@
 """A worker process: rank 0 with its link to the engine, or another rank that follows it."""
 
 import ctypes
+import logging
 import os
 import secrets
 import signal
@@ -31,6 +32,8 @@ from workers.peers import Peers, joined
 from workers.ranks import Followers, follow
 from workers.resident import BlobStore
 from workers.transfers import transferring
+
+log = logging.getLogger("keyframe.workers")
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -227,11 +230,17 @@ def _shared(
         yield opened
 
 
+OWN_WORDS_S = 1.0
+
+
 class Others:
-    """The processes of the other ranks. `ended` is called, on a thread, when one ends that was not told to."""
+    """The processes of the other ranks. `ended` is called, on a thread, when one ends that was not told to.
+
+    Until there is somebody to tell, this process ends with it: whatever it is at, it would wait for that rank.
+    """
 
     def __init__(self) -> None:
-        self.ended: Callable[[str], None] = lambda reason: None
+        self.ended: Callable[[str], None] | None = None
         self._leaving = False
 
     def start(self, follower: Follower, settings: WorkerSettings, rank: int) -> "subprocess.Popen[bytes]":
@@ -257,8 +266,17 @@ class Others:
         silent = pulse.watch(read, heartbeat_s)
         os.close(read)
         how = silent or f"ended with {process.wait()}"
-        if not self._leaving:
-            self.ended(f"rank {rank} {how}")
+        self._tell(f"rank {rank} {how}")
+
+    def _tell(self, reason: str) -> None:
+        if self.ended is None:  # this one may be failing of the same, and say more
+            threading.Event().wait(OWN_WORDS_S)
+        if self._leaving:
+            return
+        if self.ended is None:
+            log.error("%s before the pool was ready", reason)
+            os._exit(1)
+        self.ended(reason)
 
 
 @contextmanager
