@@ -129,6 +129,20 @@ def test_ranks_that_fail_alike_agree() -> None:
     assert answer.result.error is not None
 
 
+def test_ranks_that_fail_alike_agree_though_each_says_so_in_its_own_words() -> None:
+    def full(reads: Mapping[str, torch.Tensor]) -> Made:
+        raise MemoryError(f"{object()} does not fit")
+
+    first = executor(full)
+    with pool([executor(full)]) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        answer = first.run(UNIT, FRAMES)
+        followers.agree(answer)
+
+    assert answer.result.error is not None
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_rank_that_made_something_else_is_named(rank: int) -> None:
     others = [executor(triple if n == rank else double) for n in (1, 2)]
@@ -213,6 +227,17 @@ def test_any_other_thing_made_is_seen(change: dict[str, object]) -> None:
 
 def fails(reads: Mapping[str, torch.Tensor]) -> Made:
     raise ValueError("it does not load here")
+
+
+def test_a_rank_that_fails_in_another_way_is_named_with_its_error() -> None:
+    def full(reads: Mapping[str, torch.Tensor]) -> Made:
+        raise MemoryError("it does not fit here")
+
+    with pool([executor(full)]) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        with pytest.raises(RanksDiverged, match=r"rank 1 failed with MemoryError: .* rank 0 failed with ValueError"):
+            followers.agree(executor(fails).run(UNIT, FRAMES))
 
 
 def test_a_rank_that_fails_where_the_others_do_not_is_named_with_its_error() -> None:
