@@ -45,13 +45,13 @@ class Sharing:
 
     def _together(self, forwards: Sequence[Forward]) -> list[Evaluated]:
         if len(forwards) == 1:
-            return [_alone(forwards[0])]
+            return [alone(forwards[0])]
         try:
             return [*self._shared(forwards)]
         except Exception as error:  # noqa: BLE001 - whose it is shows when each is alone
             out_of_memory = memory.ran_out(error)
         if not out_of_memory:
-            return [_alone(forward) for forward in forwards]
+            return [alone(forward) for forward in forwards]
         free()
         half = len(forwards) // 2
         return [*self._together(forwards[:half]), *self._together(forwards[half:])]
@@ -67,7 +67,7 @@ class Sharing:
             known[kind] = self.measure(forwards, made)
             return made
         names = known[kind]
-        return [_alone(forward) for forward in forwards] if names is None else call(forwards, names)
+        return [alone(forward) for forward in forwards] if names is None else call(forwards, names)
 
     def measure(self, forwards: Sequence[Forward], made: Sequence[Outputs]) -> tuple[str, ...] | None:
         """The modules that must go part by part for one call to make what was made, or None if it would not."""
@@ -119,7 +119,7 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def _alone(forward: Forward) -> Evaluated:
+def alone(forward: Forward) -> Evaluated:
     try:
         return forward()
     except Exception as error:  # noqa: BLE001 - it is the answer

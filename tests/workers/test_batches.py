@@ -403,6 +403,29 @@ def test_a_body_that_raises_takes_no_other_with_it(model: Module, when: str) -> 
     assert results[1].error.message == f"KeyError: '{when}'"
 
 
+ASKED: dict[str, Any] = {
+    "no forward": {"one": None},
+    "no forwards by name": [1],
+    "no rows": {"one": Forward(abs, {})},
+    "a row of none": {"one": Forward(torch.clone, {"input": torch.zeros(0, WIDTH)})},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_a_body_that_asks_for_what_cannot_share_is_answered_as_if_it_were_alone(model: Module, asked: Any) -> None:
+    def strange(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Asking:
+        if reads["x"][0, 0, 0] == 1.0:
+            yield asked
+        return (yield from asking(components, plan, reads))
+
+    members = units(tokens(0), tokens(1, 1.0), tokens(2))
+
+    results = together(executor(model, strange), members)
+
+    assert made(results) == made(alone(model, members, strange))
+    assert [one.error for one in results][::2] == [None, None]
+
+
 @pytest.mark.parametrize("many", [1, 2])
 def test_a_body_that_makes_nothing_is_an_error_of_its_own(model: Module, many: int) -> None:
     def nothing(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Any:
