@@ -31,7 +31,7 @@ from cards.wire import (
 )
 from workers import side_by_side
 from workers.adapters import Adapters
-from workers.caches import FEATURE, STEP, Caches
+from workers.caches import FEATURE, STEP, WEIGHTS, Caches
 from workers.clock import perf_counter
 from workers.compiled import Tier
 from workers.errors import OOM, BrokenPromise, ExchangeBroken, FoldDiffers, NotCompiled, step_error
@@ -170,15 +170,23 @@ class Executor:
         ]
 
     def _again(self, unit: WorkUnit, frames: Sequence[bytes]) -> Answer:
-        self.resident.make_room(unit.id.job)
-        free()
+        self._make_room(unit.id.job)
         self._in_pieces = True
         [answer] = self._execute([(unit, frames)])
         self._in_pieces = False
         return answer
 
+    def _make_room(self, job: str) -> None:
+        """For its step, which has run: what that did not take and nobody else holds goes, or can be made again."""
+        self.caches.give_up(but={WEIGHTS})
+        self.caches.drop(FEATURE, lambda key: True)
+        self.residency.spare()
+        self.resident.make_room(job)
+        free()
+
     def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
-        self._reused, self.residency.loading_s = False, 0.0
+        self._reused = False
+        self.residency.begin()
         began = perf_counter()
         those = [Member(unit) for unit, _ in units]
         try:

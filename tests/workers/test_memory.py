@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from cards import codec
 from cards.branches import COMPONENT, in_order
+from cards.cache_key import CacheKey
 from cards.errors import NotFinite
 from cards.family import Made
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
+from workers.caches import ADAPTER, FEATURE, SLAB_KV, STEP, Caches
 from workers.errors import step_error
 from workers.execute import Executor
 from workers.loaded import Loaded
@@ -127,6 +129,37 @@ def test_what_others_hold_is_theirs_after_room_was_made() -> None:
     assert resident.held() == Held(2, 2 * X.nbytes)
     assert torch.equal(resident.get("other", refs["x"]), X.t())
     assert resident.get("other", refs["x"]).stride() == X.t().stride()
+
+
+def test_what_others_hold_in_the_cache_of_slabs_leaves_it_and_stays_theirs() -> None:
+    resident, key = Resident(CountingBlobs()), CacheKey(model="m", components=())
+    refs, _ = sent(x=X)
+    for job in ("mine", "other"):
+        resident.slabs(job, {refs["x"].digest: key})
+        resident.put(job, refs["x"], X)
+
+    resident.make_room("other")
+    assert resident.caches.uses()[SLAB_KV].entries == 1
+    resident.make_room("mine")
+
+    assert resident.caches.uses()[SLAB_KV].entries == 0
+    assert torch.equal(resident.get("other", refs["x"]), X)
+    assert resident.digests("other") == {refs["x"].digest}
+
+
+def test_a_step_that_runs_out_of_memory_is_given_what_is_kept_and_nobody_holds() -> None:
+    caches, seen = Caches(), []
+    for name in (ADAPTER, FEATURE):
+        caches.put(name, CacheKey(model="m", components=()), "kept", 1 << 20, STEP)
+    caches.release(STEP)
+
+    def body(reads: Mapping[str, torch.Tensor]) -> Made:
+        seen.append({name: use.nbytes for name, use in caches.uses().items() if use.nbytes})
+        raise MemoryError
+
+    executor(body, caches=caches).run(unit(), [])
+
+    assert seen == [{ADAPTER: 1 << 20, FEATURE: 1 << 20}, {}]
 
 
 def test_what_lies_in_host_memory_comes_to_the_device_when_it_is_read() -> None:
