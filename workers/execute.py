@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import cache_key, codec, lora
+from cards import cache_key, codec, finite, lora
 from cards.branches import COMPONENT, driven, evaluate
 from cards.cache_key import CacheKey, Origin
 from cards.errors import WeightsChanged
@@ -215,7 +215,7 @@ class Executor:
                 one.made = self._step(one.unit.id.job, one.unit.plan, one.tensors)
             return
         with self._computing():
-            steps = (self._body(one.unit.id.job, one.unit.plan, one.tensors) for one in those)
+            steps = (self._looked_at(one.unit.id.job, one.unit.plan, one.tensors) for one in those)
             for one, made in zip(those, side_by_side.run(steps, self.sharing.evaluate), strict=True):
                 with one.failing():
                     one.made = _or_raised(made)
@@ -272,7 +272,7 @@ class Executor:
             return evaluate(components, {branch: partial(how, forward) for branch, forward in forwards.items()})
 
         with self._computing():
-            return driven(self._body(job, plan, tensors), answered)
+            return driven(self._looked_at(job, plan, tensors), answered)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -285,6 +285,11 @@ class Executor:
         finally:
             self.caches.release(STEP)
             self.residency.settle()
+
+    def _looked_at(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
+        made = yield from self._body(job, plan, tensors)
+        finite.check(plan, made, tensors)
+        return made
 
     def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
         return (yield from asking(self._models[plan.instance].bodies[plan.kind](self._components(plan), plan, tensors)))

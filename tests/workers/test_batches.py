@@ -365,8 +365,8 @@ def test_numbers_that_are_none_stay_in_their_row(model: Module) -> None:
 
     for _ in range(2):  # also where it is measured
         results = together(runs, members)
-        assert made(results)[::2] == made(expected)[::2]
-        assert results[1].tensors["y"].digest == expected[1].tensors["y"].digest
+        assert made(results) == made(expected)
+        assert [one.error and one.error.kind for one in results] == [None, "nan", None]
     assert model.calls[-1] == 3
 
 

@@ -259,9 +259,10 @@ def test_a_step_that_is_no_feature_is_computed_for_each_job() -> None:
     assert family.ran == ["a", "a"]
 
 
-def test_an_error_is_no_feature() -> None:
+@pytest.mark.parametrize("seed", ["none", float("nan")])
+def test_an_error_is_no_feature(seed: Any) -> None:
     runs = worker(family := Words())
-    broken = encode(scalars={"prompt": "a", "seed": "none"})
+    broken = encode(scalars={"prompt": "a", "seed": seed})
 
     assert all(runs.run(unit(job, broken), []).result.error for job in ("one", "two"))
     assert family.ran == ["a", "a"]

@@ -184,6 +184,27 @@ def test_a_step_that_raises_is_an_answer(error: Exception, kind: str) -> None:
     assert (answer.result.tensors, answer.result.inline, answer.frames) == ({}, (), ())
 
 
+def test_a_step_that_makes_nan_fails_with_the_tensor_named_and_one_that_passes_on_or_makes_inf_does_not() -> None:
+    refs, frames = sent(x=torch.tensor([0.0, float("nan")]))
+    asked = unit(refs, inline=digests(refs))
+
+    failed = executor(lambda reads: Made({"x": reads["x"], "y": reads["x"] / 0})).run(asked, frames)
+    passed = executor(lambda reads: Made({"x": reads["x"], "mask": torch.zeros(2).log()})).run(asked, frames)
+
+    assert failed.result.error == StepError("nan", "NotFinite: step step 0: y holds 2 NaN and 0 Inf in 2 values")
+    assert passed.result.error is None
+
+
+def test_a_fold_that_makes_nan_fails_its_step() -> None:
+    runs = executor(lambda reads: Made({"y": torch.zeros(2)}), fold=lambda reads: Made({"z": reads["made/y"] / 0}))
+    asked = unit()
+
+    error = runs.run(replace(asked, plan=replace(asked.plan, derives=("z",))), []).result.error
+
+    assert error is not None
+    assert error.kind == "nan"
+
+
 def test_what_breaks_the_process_is_no_answer() -> None:
     class PowerCut(BaseException):
         pass
