@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from socket import socketpair
@@ -51,7 +52,7 @@ class Transfers:
         self._askers.setsockopt(zmq.LINGER, 0)
         self._askers.bind(address)
         self.address = self._askers.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._lender = Lender(lambda job, digest: _parts(find(job, digest)), _sharing(), place, patience_s=patience_s)
+        self._lender = Lender(partial(_parts, find), _sharing(), place, patience_s=patience_s)
         self._fetcher = Fetcher(read if _sharing() else None, place, patience_s=patience_s)
         self._patience_s = patience_s
         self._holders: dict[str, tuple[zmq.Socket[bytes], float]] = {}
@@ -260,5 +261,10 @@ def _write(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _parts(tensor: "torch.Tensor | None") -> Parts | None:
-    return codec.parts(tensor) if tensor is not None else None
+def _parts(find: Find, job: str, digest: str) -> Parts | None:
+    try:
+        tensor = find(job, digest)
+        return codec.parts(tensor) if tensor is not None else None
+    except (RuntimeError, MemoryError) as error:  # the device's, or no memory to copy it to
+        log.warning("cannot give %s to another worker: %s", digest[:16], error)
+        return None

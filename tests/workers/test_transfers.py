@@ -150,6 +150,22 @@ def test_an_asker_that_is_killed_in_the_middle_leaves_nothing(place: str) -> Non
         raise AssertionError(shared_memory())
 
 
+def test_a_tensor_that_a_holder_cannot_copy_is_not_brought_and_others_are() -> None:
+    there = tensors(100)
+
+    def find(job: str, digest: str) -> torch.Tensor | None:
+        if job == "lost":
+            raise torch.OutOfMemoryError("no memory to copy it to")
+        return there.get(digest)
+
+    with transferring(find) as holder, holding({}) as asker:
+        fetching = Fetching(asker)
+        for job, brought in (("lost", {}), ("well", blobs(there))):
+            fetching.ask(holder.address, there, job=job)
+            assert fetching.next().blobs == brought
+        assert asker.fetched.failed == 1
+
+
 def test_transfers_that_have_ended_bring_nothing_at_once() -> None:
     with holding({}) as asker:
         pass
