@@ -1,7 +1,10 @@
 """Memory that runs out in a step: one more try with what others can spare, and then its job fails and no other."""
 
+import mmap
+import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -67,6 +70,30 @@ def test_a_library_on_a_gpu_that_finds_no_memory_says_so_in_words(message: str) 
     assert step_error(RuntimeError(message)).kind == "oom"
     assert step_error(ValueError(message)).kind == "error"
     assert step_error(NotFinite("loop", 1, "out of memory", nan=1, inf=0, of=1)).kind == "nan"
+
+
+def test_no_memory_to_map_a_file_is_no_memory() -> None:
+    """In a process of its own, which may have no more than so much."""
+    code = "from tests.workers import test_memory; test_memory.map_too_much()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["oom", "oom"]
+    assert step_error(FileNotFoundError("out of memory")).kind == "error"
+
+
+def map_too_much() -> None:
+    torch.zeros(1)
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(TOO_MUCH >> 10)
+        resource.setrlimit(resource.RLIMIT_AS, (TOO_MUCH >> 12, TOO_MUCH >> 12))
+        for take in (
+            lambda: torch.UntypedStorage.from_file(file.name, False, TOO_MUCH >> 10),
+            lambda: mmap.mmap(file.fileno(), TOO_MUCH >> 10),
+        ):
+            try:
+                take()
+            except (RuntimeError, OSError) as error:
+                sys.stdout.write(f"{step_error(error).kind} ")
 
 
 def test_no_memory_for_what_a_step_reads_is_no_damage_of_it() -> None:
