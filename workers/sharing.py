@@ -28,45 +28,66 @@ MOST_KINDS = 4096
 Evaluated: TypeAlias = "Outputs | Exception"
 
 
+class Known:
+    """Of one module and kinds of forward: what goes part by part with so many in a call, and how many memory is for."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[Hashable, int], tuple[str, ...] | None] = {}
+        self.most: dict[Hashable, int] = {}
+
+
 class Sharing:
-    """What is known of the modules of a worker: by kind of forward and number of rows."""
+    """What is known of the modules of a worker, each for as long as it is loaded."""
 
     def __init__(self, most_rows: int = MOST_ROWS) -> None:
         self._most_rows = most_rows
-        self._known: WeakKeyDictionary[Any, dict[Hashable, tuple[str, ...] | None]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
 
     def evaluate(self, forwards: Sequence[Forward]) -> list[Evaluated]:
         """What each makes, or what it raises alone: one that fails takes no other with it."""
         made: dict[int, Evaluated] = {}
         for group in _groups(forwards):
-            for some in _portions(group, max(1, self._most_rows // forwards[group[0]].count)):
+            for some in _portions(group, self._most(forwards[group[0]])):
                 made |= zip(some, self._together([forwards[index] for index in some]), strict=True)
         return [made[index] for index in range(len(forwards))]
+
+    def _most(self, forward: Forward) -> int:
+        """How many such forwards go in one call."""
+        most = max(1, self._most_rows // forward.count)
+        return min(most, self._of(forward).most.get(_kind(forward), most))
+
+    def _of(self, forward: Forward) -> Known:
+        known = self._known.setdefault(forward.module, Known())
+        if len(known.names) + len(known.most) >= MOST_KINDS:
+            known = self._known[forward.module] = Known()
+        return known
 
     def _together(self, forwards: Sequence[Forward]) -> list[Evaluated]:
         if len(forwards) == 1:
             return [alone(forwards[0])]
+        most, kind = self._of(forwards[0]).most, _kind(forwards[0])
         try:
-            return [*self._shared(forwards)]
+            made = [*self._shared(forwards)]
+            if kind in most:
+                most[kind] = max(most[kind], len(forwards))
+            return made
         except Exception as error:  # noqa: BLE001 - whose it is shows when each is alone
             out_of_memory = memory.ran_out(error)
         if not out_of_memory:
             return [alone(forward) for forward in forwards]
         free()
+        if most.get(kind, len(forwards)) >= len(forwards):
+            most[kind] = 1  # until more of them fit
         half = len(forwards) // 2
         return [*self._together(forwards[:half]), *self._together(forwards[half:])]
 
     def _shared(self, forwards: Sequence[Forward]) -> Sequence[Evaluated]:
-        first = forwards[0]
-        known = self._known.setdefault(first.module, {})
-        kind = (_kind(first), len(forwards))
-        if kind not in known:
-            if len(known) >= MOST_KINDS:
-                known.clear()
+        known, kind = self._of(forwards[0]), (_kind(forwards[0]), len(forwards))
+        if kind not in known.names:
             made = [forward() for forward in forwards]
-            known[kind] = self.measure(forwards, made)
+            known.names[kind] = self.measure(forwards, made)
             return made
-        names = known[kind]
+        names = known.names[kind]
         return [alone(forward) for forward in forwards] if names is None else call(forwards, names)
 
     def measure(self, forwards: Sequence[Forward], made: Sequence[Outputs]) -> tuple[str, ...] | None:

@@ -332,6 +332,23 @@ def test_a_batch_that_does_not_fit_is_split_in_halves(model: Module) -> None:
     assert model.calls == [8, 4, 2, 2, 4, 2, 2]
 
 
+def test_how_many_there_is_memory_for_is_tried_once(model: Module) -> None:
+    members = units(*map(tokens, range(4)))
+    expected = alone(model, members)
+    runs = known(model)
+    model.most = 2
+    together(runs, members)
+    model.calls.clear()
+
+    assert made(together(runs, members)) == made(expected)
+    assert model.calls == [2, 2]
+    model.most = 1
+    together(runs, members)
+    model.calls.clear()
+    together(runs, members)
+    assert model.calls == [1, 1, 1, 1], "of what fitted once there may be too much now"
+
+
 def test_one_that_fits_in_no_way_is_out_of_memory_and_the_others_are_not(model: Module) -> None:
     members = units(tokens(0), tokens(1, HUGE), tokens(2), tokens(3))
     expected = alone(model, members)
