@@ -144,7 +144,7 @@ def alone(forward: Forward) -> Evaluated:
     try:
         return forward()
     except Exception as error:  # noqa: BLE001 - it is the answer
-        return error
+        return error.with_traceback(None)  # which would hold all that was made until then
 
 
 def _groups(forwards: Sequence[Forward]) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """Units that are executed together: each answers for itself, whatever becomes of another."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -359,6 +360,23 @@ def test_one_that_fits_in_no_way_is_out_of_memory_and_the_others_are_not(model: 
     assert [one.error and one.error.kind for one in results] == [None, "oom", None, None]
     assert made(results) == made(expected)
     assert model.calls == [4, 2, 1, 1, 2, 1], "it is tried once more alone"
+
+
+def test_what_a_forward_had_made_when_it_failed_is_gone_before_the_next_is_evaluated() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    class Wide(Module):
+        def forward(self, x_BLD: Tensor) -> Tensor:
+            assert not [one for one in made if one() is not None]
+            hidden = x_BLD * 2
+            made.append(weakref.ref(hidden))
+            return super().forward(x_BLD)
+
+    runs = executor(Wide().requires_grad_(False))
+
+    results = together(runs, units(tokens(0, BAD), tokens(1, HUGE), tokens(2)))
+
+    assert [one.error and one.error.kind for one in results] == ["error", "oom", None]
 
 
 def test_a_step_alone_that_runs_out_of_memory_is_tried_once_more_in_pieces(model: Module) -> None:
