@@ -191,7 +191,7 @@ def _prepared(
     devices.settle(device)
     families = registry.load(settings.families, settings.models)
     with _shared(settings, families, peers, device) as shared:
-        models = load_models(families, device, shared.branches, shared.ranks)
+        models = load_models(families, device, settings.parallel, shared.branches, shared.ranks)
         yield families, _executor(settings, models, blobs, rank, device)
 
 

@@ -7,7 +7,9 @@ import torch
 from msgspec.structs import replace
 
 from cards import codec
+from cards.branches import COMPONENT, in_order
 from cards.family import Artifact, Made
+from cards.parallel import ParallelPlan
 from cards.wire import INLINE_LIMIT, StepError, UnitId, promised
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
 from workers.errors import BlobLost, BlobsUnavailable
@@ -327,6 +329,19 @@ def test_nothing_is_held_after_release_and_clear() -> None:
 
     resident.clear()
     assert resident.held() == Held(0, 0)
+
+
+def test_models_that_no_rank_shares_are_run_in_a_plan_as_without_one() -> None:
+    from tests import branching, toy
+
+    families = {"toy": toy.FAMILY, "branching": branching.FAMILY}
+
+    def shared(degrees: dict[str, int]) -> list[str]:
+        models = load_models(families, "cpu", ParallelPlan(degrees), in_order)
+        return [name for name, model in models.items() if COMPONENT in model.beside]
+
+    assert shared({"cfg": 2}) == ["branching"]
+    assert shared({"cfg": 1, "ulysses": 2}) == []
 
 
 def test_a_model_is_loaded_with_its_bodies() -> None:
