@@ -193,11 +193,12 @@ class Executor:
             for one, (_, frames) in zip(those, units, strict=True):
                 with one.failing():
                     self._read(one, frames)
-            self._make([one for one in those if one.made is None])
+            ran = [one for one in those if one.made is None]
+            self._make(ran)
         except NotCompiled:
             return self._execute(units)
         took = perf_counter() - began - self.residency.loading_s
-        return [self._named(one, len(those), took) for one in those]
+        return [self._named(one, len(ran), took) if one in ran else self._named(one, 1, 0.0) for one in those]
 
     def _read(self, one: Member, frames: Sequence[bytes]) -> None:
         unit, job = one.unit, one.unit.id.job

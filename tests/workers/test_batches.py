@@ -416,6 +416,8 @@ def test_a_member_that_cannot_begin_answers_for_itself(model: Module) -> None:
 
     kinds = [one.error and one.error.kind for one in results]
     assert kinds == ["corrupt_checkpoint", "error", "error", None]
+    assert [one.batch for one in results] == [1, 1, 2, 2], "two were run"
+    assert results[0].seconds == 0.0 < results[3].seconds == results[3].batch_seconds / 2
     assert made(results)[3:] == made(alone(model, [well]))
 
 
