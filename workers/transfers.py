@@ -60,6 +60,7 @@ class Transfers:
         self._wanted: SimpleQueue[Wanted | None] = SimpleQueue()
         self._arrived: dict[UnitId, Callable[[Brought], None]] = {}
         self._ended = False
+        self._ending = threading.Lock()
         self._woken, self._wake = socketpair()
         self._woken.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
@@ -99,14 +100,15 @@ class Transfers:
             self._context.destroy(linger=0)
 
     def _bring_nothing(self) -> None:
-        """What still waits, or would from now on, goes on without transfers."""
-        with suppress(Empty):
-            while True:
-                if (wanted := self._wanted.get_nowait()) is not None:
-                    self._arrived[wanted.unit.id] = wanted.arrived
-        while self._arrived:
-            unit, arrived = self._arrived.popitem()
-            arrived(Brought(unit, {}))
+        """What still waits, or would from now on, goes on without transfers. On whichever thread sees that first."""
+        with self._ending:
+            with suppress(Empty):
+                while True:
+                    if (wanted := self._wanted.get_nowait()) is not None:
+                        self._arrived[wanted.unit.id] = wanted.arrived
+            while self._arrived:
+                unit, arrived = self._arrived.popitem()
+                arrived(Brought(unit, {}))
 
     def _turn(self) -> bool:
         """Wait for something to happen and see to it. False at the end."""

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -173,6 +173,38 @@ def test_transfers_that_have_ended_bring_nothing_at_once() -> None:
     fetching.ask("ipc://nowhere", ["d"])
 
     assert fetching.next().blobs == {}
+
+
+def test_two_threads_that_find_transfers_ended_bring_each_unit_once() -> None:
+    both = threading.Barrier(2)
+
+    class Slow(dict[UnitId, Any]):
+        """Each thread has seen that there is one before either takes it."""
+
+        def popitem(self) -> Any:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+            return super().popitem()
+
+    with holding({}) as asker:
+        pass
+    found: list[str] = []
+    asker._arrived = Slow({UnitId("lost", 1, 1, 1): lambda brought: found.append(brought.unit.job)})
+    threads = [threading.Thread(target=lambda: found.append(_raised(asker._bring_nothing))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+    assert sorted(found) == ["", "", "lost"]
+
+
+def _raised(run: Callable[[], None]) -> str:
+    try:
+        run()
+    except KeyError as error:
+        return str(error)
+    return ""
 
 
 # -- between the link and the executor --------------------------------------------------------------------------------
