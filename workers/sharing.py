@@ -195,7 +195,21 @@ def _layout(rows: "Tensor") -> tuple[Hashable, ...]:
 def _about(value: Any) -> Hashable:
     import torch
 
-    return (*_layout(value), len(value)) if isinstance(value, torch.Tensor) else repr(value)
+    if isinstance(value, torch.Tensor):
+        return value.dtype, str(value.device), value.shape, value.stride()
+    return repr(value) if _is_plain(value) else object()  # which is like no other
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its repr is all of it. That of a tensor among others leaves most of it out."""
+    import torch
+
+    match value:
+        case tuple() | list() | set() | frozenset():
+            return all(map(_is_plain, value))
+        case dict():
+            return all(map(_is_plain, value.items()))
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device)
 
 
 def _stacked(forwards: Sequence[Forward]) -> "dict[str, Tensor]":
