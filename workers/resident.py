@@ -108,6 +108,10 @@ class Resident:
             tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest), self.device)
         return tensors[ref.digest]
 
+    def read(self, job: str, refs: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
+        """All of them, by name. Raises what `get` does."""
+        return {name: self.get(job, ref) for name, ref in refs.items()}
+
     def put(self, job: str, ref: TensorRef, tensor: "torch.Tensor", promise: TensorRef | None = None) -> None:
         """Hold a tensor that a unit has made, as itself and as what the unit promised."""
         held = self._jobs.setdefault(job, JobTensors())
