@@ -129,18 +129,24 @@ def test_ranks_that_fail_alike_agree() -> None:
     assert answer.result.error is not None
 
 
-def test_ranks_that_fail_alike_agree_though_each_says_so_in_its_own_words() -> None:
-    def full(reads: Mapping[str, torch.Tensor]) -> Made:
-        raise MemoryError(f"{object()} does not fit")
+def no_memory(reads: Mapping[str, torch.Tensor]) -> Made:
+    raise MemoryError(f"{object()} does not fit")
 
-    first = executor(full)
-    with pool([executor(full)]) as followers:
+
+def no_number(reads: Mapping[str, torch.Tensor]) -> Made:
+    return Made({"y": reads["x"] / 0})
+
+
+@pytest.mark.parametrize(("body", "kind"), [(no_memory, "oom"), (no_number, "nan")])
+def test_ranks_that_fail_alike_agree_whatever_words_each_has_for_it(body: Any, kind: str) -> None:
+    with pool([executor(body)]) as followers:
         followers.ready()
         followers.broadcast(UNIT, FRAMES)
-        answer = first.run(UNIT, FRAMES)
+        answer = executor(body).run(UNIT, FRAMES)
         followers.agree(answer)
 
     assert answer.result.error is not None
+    assert answer.result.error.kind == kind
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -230,10 +236,7 @@ def fails(reads: Mapping[str, torch.Tensor]) -> Made:
 
 
 def test_a_rank_that_fails_in_another_way_is_named_with_its_error() -> None:
-    def full(reads: Mapping[str, torch.Tensor]) -> Made:
-        raise MemoryError("it does not fit here")
-
-    with pool([executor(full)]) as followers:
+    with pool([executor(no_memory)]) as followers:
         followers.ready()
         followers.broadcast(UNIT, FRAMES)
         with pytest.raises(RanksDiverged, match=r"rank 1 failed with MemoryError: .* rank 0 failed with ValueError"):
