@@ -61,7 +61,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     transfers: str = ""
     """Where other workers fetch what it holds; a private socket for those on its machine if left out."""
     weights_bytes: int | None = None
-    """Of components that are loaded at once on each rank; None for all of them."""
+    """Of components that are loaded at once on each rank; its memory, if left out."""
     compile: bool = False
     """Whether blocks of transformers are compiled, which changes bits. Of one rank only."""
     heartbeat_s: float = 1.0
@@ -201,7 +201,7 @@ def _prepared(
     devices.settle(device)
     families = registry.load(settings.families, settings.models)
     with _shared(settings, families, peers, device) as shared:
-        models = load_models(families, device, shared.branches, shared.ranks)
+        models = load_models(families, device, settings.parallel, shared.branches, shared.ranks)
         yield families, _executor(settings, models, blobs, rank, device)
 
 
@@ -209,7 +209,8 @@ def _executor(
     settings: WorkerSettings, models: Mapping[str, Loaded], blobs: BlobStore, rank: int, device: str
 ) -> Executor:
     """Raises WeightsTooLarge."""
-    caches = Caches({**BUDGETS, WEIGHTS: settings.weights_bytes})
+    room = settings.weights_bytes or settings.memory_bytes or devices.memory_of(device)
+    caches = Caches({**BUDGETS, WEIGHTS: room})
     runs = executor(models, blobs, settings.extensions, stores=rank == 0, device=device, caches=caches)
     runs.residency.check(settings.weights_bytes)
     if settings.compile:
