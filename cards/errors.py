@@ -12,7 +12,7 @@ CardError
  - BadExtension      an extension that is not there, or cannot do what it was told
  - BadPlan           axes or degrees that no pool of ranks could have
  - NothingToShare    no model of a pool has what its ranks could share along an axis
- - NotFinite         a step made a NaN or an Inf where somebody watches for them
+ - NotFinite         a step made a NaN, or an Inf where somebody watches for them
  - NoReference       nothing that a model, or a request to it, can be held against
 """
 

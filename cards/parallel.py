@@ -95,6 +95,11 @@ def check(plan: ParallelPlan, families: Mapping[str, Family]) -> None:
             _check_axis(axis, degree, families)
 
 
+def shares(plan: ParallelPlan, family: Family) -> bool:
+    """Whether ranks share steps of this family, along any axis."""
+    return any(degree > 1 and not _reason(family, axis, degree) for axis, degree in plan.degrees.items())
+
+
 def _check_axis(axis: str, degree: int, families: Mapping[str, Family]) -> None:
     reasons = {name: _reason(family, axis, degree) for name, family in families.items() if not family.card.stages}
     unshared = {name: reason for name, reason in reasons.items() if reason}

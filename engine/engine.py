@@ -320,9 +320,12 @@ class Engine:
         return self._door.ended(host, pid)
 
     async def watch(self) -> None:
-        """Give up workers that have been silent too long, or that hold up a cancel beyond its grace."""
+        """Give up workers that have been silent too long, or that hold up a cancel beyond its grace, and look again at
+        what waits: more is known by now of how long it takes.
+        """
         self.lease.check()
         await self._let_go()
+        self._look_again()
         for actor, lack in self.dispatcher.too_large(self._clock.monotonic() - self.settings.patience_s):
             self.results.fail(actor, "too_large", lack)
             await self._go_on(actor)
@@ -348,10 +351,13 @@ class Engine:
 
     async def _fleet_changed(self) -> None:
         """What fits somewhere is not what it was."""
+        self._look_again()
+        await self._dispatch()
+
+    def _look_again(self) -> None:
         for actor in self.ledger.actors.values():
             if actor.lined_up or actor.job.id in self.dispatcher.unfit:
                 self._line_up(actor, again=True)
-        await self._dispatch()
 
     async def _result(self, worker: str, result: StepResult, frames: tuple[bytes, ...]) -> None:
         self.moved_at = self._clock.monotonic()

@@ -5,6 +5,7 @@ whatever reason, has given everything back.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from math import inf
 
 from msgspec import Struct, field
@@ -120,13 +121,18 @@ class Seat(Struct, kw_only=True):
     def running(self) -> tuple[UnitId, ...]:
         """What it executes: what it has said so of and not yet answered, or else what was sent to it first.
 
-        Units whose tensors come from another worker may still wait for them, and others overtake them.
+        It says so when it begins what it fetched. Until then others overtake that, but for later steps of its jobs.
         """
         said = self.beat.running if self.beat is not None else ()
-        first = min(self.outstanding.values(), key=lambda reserved: reserved.fetches, default=None)
-        return tuple(unit for unit in said if unit in self.outstanding) or tuple(
-            unit for unit, reserved in self.outstanding.items() if first and reserved.batch == first.batch
-        )
+        if heard := tuple(unit for unit in said if unit in self.outstanding):
+            return heard
+        batches = [tuple(units) for _, units in groupby(self.outstanding, lambda unit: self.outstanding[unit].batch)]
+        wait: set[str] = set()
+        for units in batches:
+            if not any(self.outstanding[unit].fetches or unit.job in wait for unit in units):
+                return units
+            wait.update(unit.job for unit in units)
+        return batches[0] if batches else ()
 
     @property
     def weights_bytes(self) -> float:

@@ -190,6 +190,8 @@ class Job(Struct, frozen=True, kw_only=True):
     notices: tuple[NoticeGiven, ...] = ()
     deaths: int = 0
     """Workers that died running this job since it last completed a step."""
+    deaths_in_all: int = 0
+    """And since somebody last had it begin again."""
     attempt: int = 1
     fingerprint: str | None = None
     exact: bool = True
@@ -264,7 +266,7 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
             same = job.fingerprint in (None, event.fingerprint)
             return replace(job, fingerprint=event.fingerprint, exact=job.exact and same)
         case WorkerLost():
-            return replace(job, deaths=job.deaths + event.blamed, attempt=job.attempt + 1)
+            return _lost_worker(job, event)
         case JobFailed():
             failure = Failure(event.kind, event.message, event.node, event.step, event.attempt)
             return replace(job, failure=failure, owner=None)
@@ -273,9 +275,9 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
         case JobResumed():
             return replace(job, reason="")
         case QuarantineLifted():
-            return replace(job, reason="", failure=None, deaths=0)
+            return replace(job, reason="", failure=None, deaths=0, deaths_in_all=0)
         case JobRetried():
-            return replace(job, failure=None, deaths=0)
+            return replace(job, failure=None, deaths=0, deaths_in_all=0)
         case JobForked():
             return replace(job, parent=Parent(event.parent, event.at_step))
         case RequestChanged():
@@ -301,6 +303,11 @@ def _apply(job: Job, event: JobEvent) -> Job:  # noqa: C901 - a table
             raise AssertionError("folded above")
         case _:
             assert_never(event)
+
+
+def _lost_worker(job: Job, event: WorkerLost) -> Job:
+    in_all = job.deaths_in_all + event.blamed
+    return replace(job, deaths=job.deaths + event.blamed, deaths_in_all=in_all, attempt=job.attempt + 1)
 
 
 def _completed_step(job: Job, event: StepCompleted) -> Job:
@@ -336,4 +343,5 @@ def _rewound(job: Job, event: JobRewound) -> Job:
         owner=None,
         failure=None,
         deaths=0,
+        deaths_in_all=0,
     )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -96,18 +96,24 @@ class ZmqLink:
             self._news.set()
 
 
+@contextmanager
+def _own_address() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="keyframe-") as folder:
+        yield f"ipc://{Path(folder) / 'workers'}"
+
+
 @asynccontextmanager
 async def listen(address: str | None = None) -> AsyncIterator[ZmqLink]:
     """A link at `address`, or at one of its own that only this user can reach. Raises zmq.ZMQError if it is taken."""
     with (
-        tempfile.TemporaryDirectory(prefix="keyframe-") as folder,
+        nullcontext(address) if address is not None else _own_address() as place,
         zmq.Context() as context,
         context.socket(zmq.ROUTER) as socket,
     ):
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.LINGER, 500)
-        socket.bind(address or f"ipc://{Path(folder) / 'workers'}")
+        socket.bind(place)
         link = ZmqLink(socket, socket.getsockopt_string(zmq.LAST_ENDPOINT))
         with link.watched():
             yield link

@@ -18,7 +18,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     max_active: int = MAX_ACTIVE
     """Jobs that are held in memory and driven at once; the others wait in the log, and the policy does not see them."""
     max_deaths: int = 3
-    """Workers that a job may bring down, without completing a step in between, before it is failed for good."""
+    """Workers that a job may bring down, without completing a step in between, before it is failed for good.
+
+    In all it may bring down three times as many.
+    """
     window: int = 8
     """Steps of one job that may be executed and not yet durable."""
     reconcile_s: float = 1.0

@@ -27,11 +27,14 @@ from engine.events import (
     StepUnpinned,
     WorkerLost,
 )
-from engine.job import TERMINAL, Job, State
+from engine.job import TERMINAL, Job, State, fold
 
 _LIVE = frozenset({State.QUEUED, State.RUNNING})
 _ENDED_BADLY = frozenset({State.FAILED, State.CANCELLED})
 _ALL = frozenset(State)
+
+IN_ALL = 3
+"""A job may bring down so many times as many workers in all as it may without completing a step."""
 
 # Where each of people's verbs does something.
 ALLOWED: dict[str, frozenset[State]] = {
@@ -176,13 +179,20 @@ def fail(job: Job, node: Node, kind: str, message: str) -> list[JobEvent]:
     return [failed] if job.state in (State.RUNNING, State.PAUSED) else []
 
 
+def is_poison(job: Job, max_deaths: int) -> bool:
+    """Whether too many workers died running it, without a step in between or with as many steps as it likes."""
+    return job.deaths >= max_deaths or job.deaths_in_all >= IN_ALL * max_deaths
+
+
 def lose_worker(job: Job, node: Node, worker: str, reason: str, *, blamed: bool, max_deaths: int) -> list[JobEvent]:
     """The worker that had the job is gone: the job goes on elsewhere, unless it keeps bringing workers down."""
     lost = WorkerLost(worker=worker, reason=reason, blamed=blamed)
     if job.state is State.CANCELLING:
         return [lost, JobCancelled()]
-    if job.deaths + blamed < max_deaths:
+    after = fold(job, lost)
+    if not is_poison(after, max_deaths):
         return [lost]
-    message = f"{job.deaths + 1} workers died running this step, the last one: {reason}"
+    counts = f"{after.deaths} at this step and {after.deaths_in_all} in all"
+    message = f"workers died running this job, {counts}, the last one: {reason}"
     failed = JobFailed(kind="poisoned", message=message, node=node.name, step=job.place.step, attempt=job.attempt)
     return [lost, failed]

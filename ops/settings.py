@@ -61,7 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: Count = max(1, (os.cpu_count() or 2) // 2)
     """Threads that each rank computes with. Outputs do not depend on it."""
     weights_bytes: Annotated[int, Meta(ge=1)] | None = None
-    """Of components that each rank has loaded at once; all of them if left out. What is used least goes first."""
+    """Of components that each rank has loaded at once; its memory if left out. What is used least goes first."""
     compile: bool = False
     """Whether blocks of transformers are compiled: other bits than without, and faster once that is done."""
     listen_workers: str | None = None

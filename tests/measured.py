@@ -50,7 +50,7 @@ class MeasuredToy(toy.ToyFamily):
         small = Sized((4, 4), "float32")
         count = always(Work(self._flops, int(max(0.0, request.guidance - 1) * GIB)))
         return {
-            "prepare": LoopSizes(tensors={"start": small}),
+            "prepare": LoopSizes(tensors={"start": small}, work=always(Work(10**6, 0))),
             "count": LoopSizes(tensors={"x": Sized((self._resident,), "uint8")}, work=count),
             "finish": LoopSizes(),
         }

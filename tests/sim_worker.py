@@ -153,6 +153,8 @@ class SimWorker:
             self._carry()
             if (command := self._inbox.get_nowait()) is not None:
                 await self._thawed()
+                if command.fetched:
+                    self._beat(tell, command)
                 await self._obey(command, tell)
                 continue
             with anyio.move_on_after(0.2):
@@ -203,5 +205,7 @@ class SimWorker:
             tell(self.name, answer.result, answer.frames)
         self._beat(tell)
 
-    def _beat(self, tell: Tell) -> None:
-        tell(self.name, replace(heartbeat(self.executor, self._inbox.units()), fetched=self.fetcher.fetched), ())
+    def _beat(self, tell: Tell, running: Command | None = None) -> None:
+        units = tuple(unit.id for unit in running.units) if running is not None else ()
+        beat = heartbeat(self.executor, self._inbox.units(), running=units)
+        tell(self.name, replace(beat, fetched=self.fetcher.fetched), ())

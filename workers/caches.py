@@ -142,6 +142,12 @@ class Caches:
                 self._held[holder].discard((name, key))
             cache.drop(key)
 
+    def give_up(self, but: Collection[str] = ()) -> None:
+        """What nobody holds goes, whatever room there is, but for the classes named."""
+        for name in self._classes.keys() - but:
+            free = {key for key, kept in self._classes[name].entries.items() if not kept.holders}
+            self.drop(name, free.__contains__)
+
     def clear(self, but: Collection[str] = ()) -> None:
         """Nobody holds anything any more, and only the classes named keep what they have room for."""
         for holder in list(self._held):

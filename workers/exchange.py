@@ -126,7 +126,10 @@ class Group:
             distributed.broadcast(flat, src=self.ranks[place], group=self._group)
 
     def all_to_all(self, sent: "Tensor", gives: list[int], takes: list[int]) -> "Tensor":
-        """So many of the bytes to each rank, in order, and so many from each. Raises ExchangeBroken."""
+        """So many of the bytes to each rank, in order, and so many from each. Raises ExchangeBroken.
+
+        Where there is no memory for what comes, nothing is exchanged.
+        """
         import torch
         from torch import distributed
 

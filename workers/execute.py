@@ -1,19 +1,17 @@
 """Units, executed: resident tensors in, step bodies, content-addressed tensors out."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import cache_key, codec, lora
+from cards import cache_key, codec, finite, lora
 from cards.branches import COMPONENT, driven, evaluate
 from cards.cache_key import CacheKey, Origin
 from cards.family import Asking, Components, Made
-from cards.folding import FOLD, MADE, fold_of, lacking
 from cards.forward import Forward, Outputs
 from cards.wire import (
     INLINE_LIMIT,
@@ -30,10 +28,12 @@ from cards.wire import (
 )
 from workers import side_by_side
 from workers.adapters import Adapters
-from workers.caches import FEATURE, STEP, Caches
+from workers.batches import Arrived, turns
+from workers.caches import FEATURE, STEP, WEIGHTS, Caches
 from workers.clock import perf_counter
 from workers.compiled import Tier
-from workers.errors import OOM, BrokenPromise, FoldDiffers, NotCompiled, step_error
+from workers.errors import OOM, BrokenPromise, NotCompiled, step_error
+from workers.folds import Folds
 from workers.loaded import Beside, Loaded
 from workers.member import Member
 from workers.naming import Named, Naming
@@ -43,10 +43,6 @@ from workers.sharing import Sharing, free, in_pieces
 
 if TYPE_CHECKING:
     import torch
-
-
-Arrived: TypeAlias = tuple[WorkUnit, Sequence[bytes]]
-"""A unit and the frames that came with it."""
 
 
 class Answer(Struct, frozen=True):
@@ -87,8 +83,7 @@ class Executor:
         self._origins: dict[str, Origin] = {}
         components = {name: model.components for name, model in models.items()}
         self.residency = Residency(components, self._origin, self.caches)
-        self._reused = False
-        self._in_pieces = False
+        self._folds = Folds(models, self.resident, self._folded, self._keep_slabs)
 
     def compile(self, tier: Tier) -> None:
         """From the next component on that is loaded."""
@@ -117,22 +112,9 @@ class Executor:
 
     def execute_batch(self, batch: Batch, frames: Sequence[bytes]) -> list[Answer]:
         """The units' answers, in their order. Those that cannot go together are executed one after the other."""
-        return [answer for some in self._turns(members(batch, frames)) for answer in self._patiently(some)]
-
-    def _turns(self, units: Iterable[Arrived]) -> Iterator[list[Arrived]]:
-        """Neighbours of different jobs whose forwards may share."""
-        some: list[Arrived] = []
-        for unit, frames in units:
-            goes = self._goes_together(unit.plan)
-            if some and not (goes and all(other.id.job != unit.id.job for other, _ in some)):
-                yield some
-                some = []
-            some.append((unit, frames))
-            if not goes:
-                yield some
-                some = []
-        if some:
-            yield some
+        return [
+            answer for some in turns(members(batch, frames), self._goes_together) for answer in self._patiently(some)
+        ]
 
     def _goes_together(self, plan: WorkPlan) -> bool:
         """Ranks that share branches do so for one step after the other; what is compiled is so for one step's rows."""
@@ -150,44 +132,50 @@ class Executor:
         ]
 
     def _again(self, unit: WorkUnit, frames: Sequence[bytes]) -> Answer:
-        self.resident.make_room(unit.id.job)
-        free()
-        self._in_pieces = True
-        [answer] = self._execute([(unit, frames)])
-        self._in_pieces = False
+        self._make_room(unit.id.job)
+        [answer] = self._execute([(unit, frames)], in_pieces=True)
         return answer
 
-    def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
-        self._reused, self.residency.loading_s = False, 0.0
+    def _make_room(self, job: str) -> None:
+        """For its step, which has run: what that did not take and nobody else holds goes, or can be made again."""
+        self.caches.give_up(but={WEIGHTS})
+        self.caches.drop(FEATURE, lambda key: True)
+        self.residency.spare()
+        self.resident.make_room(job)
+        free()
+
+    def _execute(self, units: Sequence[Arrived], *, in_pieces: bool = False) -> list[Answer]:
+        self.residency.begin()
         began = perf_counter()
-        those = [Member(unit) for unit, _ in units]
+        those = [Member(unit, in_pieces=in_pieces) for unit, _ in units]
         try:
             for one, (_, frames) in zip(those, units, strict=True):
                 with one.failing():
                     self._read(one, frames)
-            self._make([one for one in those if one.made is None])
+            ran = [one for one in those if one.made is None]
+            self._make(ran)
         except NotCompiled:
-            return self._execute(units)
+            return self._execute(units, in_pieces=in_pieces)
         took = perf_counter() - began - self.residency.loading_s
-        return [self._named(one, len(those), took) for one in those]
+        return [self._named(one, len(ran), took) if one in ran else self._named(one, 1, 0.0) for one in those]
 
     def _read(self, one: Member, frames: Sequence[bytes]) -> None:
-        unit, job = one.unit, one.unit.id.job
+        unit, job = one.unit, one.job
         self.resident.follow(job, unit.id.epoch)
         self.resident.admit(job, unit.keep, dict(zip(unit.inline, frames, strict=True)))
         if unit.refolds:
-            self._refold(unit)
+            self._folds.refold(one)
         one.reads = {name: self.resident.resolve(job, ref) for name, ref in unit.plan.reads.items()}
-        one.tensors = self._tensors(job, one.reads)
+        one.tensors = self.resident.read(job, one.reads)
 
     def _make(self, those: Sequence[Member]) -> None:
         if len(those) == 1:
             [one] = those
             with one.failing():
-                one.made = self._step(one.unit.id.job, one.unit.plan, one.tensors)
+                one.made, one.reused = self._step(one, one.unit.plan, one.tensors)
             return
         with self._computing():
-            steps = (self._body(one.unit.id.job, one.unit.plan, one.tensors) for one in those)
+            steps = (self._looked_at(one.job, one.unit.plan, one.tensors) for one in those)
             for one, made in zip(those, side_by_side.run(steps, self.sharing.evaluate), strict=True):
                 with one.failing():
                     one.made = _or_raised(made)
@@ -196,55 +184,50 @@ class Executor:
         """The answer. What the step derives is made of what it made, once that has its names."""
         with one.failing():
             if isinstance(one.made, Made):
-                return self._answer(one.unit.id, one.made, *self._names(one, one.made), batch, took)
+                return self._answer(one, one.made, *self._names(one, one.made), batch, took)
         assert isinstance(one.made, StepError)
         return Answer(_failed(one.unit.id, one.made, batch, took))
 
     def _names(self, one: Member, made: Made) -> tuple[Mapping[str, Named], Naming]:
-        job, plan = one.unit.id.job, one.unit.plan
-        naming = self._naming(one.reads, one.tensors, self.resident.unstored(job))
-        derived = self._derived_by_body(plan, made)
+        plan = one.plan
+        naming = Naming(one.reads, one.tensors, self.resident.unstored(one.job), self.resident.device)
+        derived = self._folds.of_body(plan, made)
         named = naming.name({name: tensor for name, tensor in made.tensors.items() if name not in derived})
         if plan.derives:
-            derived = derived or self._derived(job, replace(plan, reads=one.reads), made, one.tensors, named)
+            derived = derived or self._folds.of(one, made, named)
             named |= naming.name(derived, store=plan.snapshot)
         if plan.writes is not None and set(named) != set(plan.writes):
             raise BrokenPromise(", ".join(sorted(set(named) ^ set(plan.writes))))
-        self._keep_slabs(job, replace(plan, reads=one.reads), {name: one.ref for name, one in named.items()})
+        self._keep_slabs(one.job, plan, {name: one.ref for name, one in named.items()})
         return named, naming
 
     def _is_shared(self, plan: WorkPlan) -> bool:
         model = self._models.get(plan.instance)
         return model is not None and COMPONENT in model.beside
 
-    def _tensors(self, job: str, reads: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
-        return {name: self.resident.get(job, ref) for name, ref in reads.items()}
+    def _step(self, one: Member, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> tuple[Made, bool]:
+        """What the body makes, or has made of the same before, and whether it has."""
+        key = self._feature(one.job, plan)
+        if key is not None and (kept := self.caches.get(FEATURE, key, one.job)) is not None:
+            return kept, True
+        made = self._computed(one, plan, tensors)
+        if key is not None:
+            self.caches.put(FEATURE, key, made, made.nbytes, one.job)
+        return made, False
 
-    def _naming(
-        self, reads: Mapping[str, TensorRef], tensors: "Mapping[str, torch.Tensor]", unstored: AbstractSet[str]
-    ) -> Naming:
-        return Naming(reads, tensors, unstored, self.resident.device)
-
-    def _step(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
-        """What the body makes, or has made of the same before."""
-        key = self._feature(job, plan)
-        made: Made | None = None if key is None else self.caches.get(FEATURE, key, job)
-        self._reused = made is not None
-        if made is None:
-            made = self._computed(job, plan, tensors)
-            if key is not None:
-                self.caches.put(FEATURE, key, made, made.nbytes, job)
+    def _folded(self, one: Member, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+        made, _ = self._step(one, plan, tensors)
         return made
 
-    def _computed(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
+    def _computed(self, one: Member, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Made:
 
         def answered(forwards: Mapping[str, Forward]) -> dict[str, Outputs]:
-            how = in_pieces if self._in_pieces else Forward.__call__
+            how = in_pieces if one.in_pieces else Forward.__call__
             components = self._models[plan.instance].beside
             return evaluate(components, {branch: partial(how, forward) for branch, forward in forwards.items()})
 
         with self._computing():
-            return driven(self._body(job, plan, tensors), answered)
+            return driven(self._looked_at(one.job, plan, tensors), answered)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -257,6 +240,11 @@ class Executor:
         finally:
             self.caches.release(STEP)
             self.residency.settle()
+
+    def _looked_at(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
+        made = yield from self._body(job, plan, tensors)
+        finite.check(plan, made, tensors)
+        return made
 
     def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:
         return (yield from asking(self._models[plan.instance].bodies[plan.kind](self._components(plan), plan, tensors)))
@@ -293,56 +281,12 @@ class Executor:
             keys = {ref.digest: cache_key.of_slab(origin, plan, name, ref) for name, ref in slabs.items()}
             self.resident.slabs(job, keys)
 
-    def _derived_by_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
-        """What the plan derives, where there is no fold for it and the step's body has made it all."""
-        if f"{plan.kind}{FOLD}" in self._models[plan.instance].bodies or not made.tensors.keys() >= {*plan.derives}:
-            return {}
-        return {name: made.tensors[name] for name in plan.derives}
-
-    def _derived(
-        self,
-        job: str,
-        plan: WorkPlan,
-        made: Made,
-        tensors: "Mapping[str, torch.Tensor]",
-        outputs: Mapping[str, Named],
-    ) -> "dict[str, torch.Tensor]":
-        """What the step's fold makes. It is given what a later refold will be given, to the layout."""
-        fold = fold_of(plan, {name: one.ref for name, one in outputs.items()}, made.scalars)
-        derived = self._step(job, fold, {**tensors, **{f"{MADE}{name}": one.tensor for name, one in outputs.items()}})
-        if set(derived.tensors) != set(plan.derives) or not outputs.keys().isdisjoint(plan.derives):
-            raise BrokenPromise(", ".join(sorted({*plan.derives} ^ {*derived.tensors} | {*plan.derives} & {*outputs})))
-        return derived.tensors
-
-    def _refold(self, unit: WorkUnit) -> None:
-        """Make what nobody stored, as far as it is not here, and then forget what it took."""
-        job = unit.id.job
-        makes = {ref.digest: ref for refold in unit.refolds for ref in refold.makes.values()}
-        kept = {*unit.keep, *(ref.digest for ref in unit.plan.reads.values())}
-        wanted = {digest: ref for digest, ref in makes.items() if digest in kept}
-        for refold in lacking(wanted, unit.refolds, self.resident.digests(job)).refolds:
-            tensors = self._tensors(job, refold.plan.reads)
-            made = self._step(job, self._runnable(refold.plan), tensors)
-            named = self._naming(refold.plan.reads, tensors, frozenset()).name(made.tensors, store=False)
-            self._keep_slabs(job, refold.plan, refold.makes)
-            for name, ref in refold.makes.items():
-                if name not in named or named[name].ref != ref:
-                    found = named[name].ref.digest if name in named else "nothing"
-                    raise FoldDiffers(refold.plan.step, name, ref.digest, found)
-                self.resident.put(job, ref, named[name].tensor)
-        self.resident.admit(job, kept, {})
-        self.resident.unstored(job).update(makes.keys() & self.resident.digests(job))
-
-    def _runnable(self, fold: WorkPlan) -> WorkPlan:
-        """The fold, or the step itself where its body makes all that follows from it."""
-        there = fold.kind in self._models[fold.instance].bodies
-        return fold if there else replace(fold, kind=fold.kind.removesuffix(FOLD))
-
     def _answer(
-        self, unit: UnitId, made: Made, named: Mapping[str, Named], naming: Naming, batch: int, took: float
+        self, one: Member, made: Made, named: Mapping[str, Named], naming: Naming, batch: int, took: float
     ) -> Answer:
-        for name, one in named.items():
-            self.resident.put(unit.job, one.ref, one.tensor, promised(unit, name))
+        unit = one.unit.id
+        for name, kept in named.items():
+            self.resident.put(unit.job, kept.ref, kept.tensor, promised(unit, name))
         blobs = naming.blobs
         self.resident.unstored(unit.job).update(naming.left_out - blobs.keys())
         artifacts: list[ArtifactRef] = []
@@ -354,13 +298,13 @@ class Executor:
         large = {digest: data for digest, data in blobs.items() if digest not in inline}
         result = StepResult(
             id=unit,
-            tensors={name: one.ref for name, one in named.items()},
+            tensors={name: kept.ref for name, kept in named.items()},
             artifacts=tuple(artifacts),
             scalars=made.scalars,
             seconds=took / batch,
             loading_s=self.residency.loading_s / batch,
             inline=tuple(inline),
-            reused=self._reused,
+            reused=one.reused,
             batch=batch,
             batch_seconds=took,
         )

@@ -17,6 +17,8 @@ class Command(Struct, frozen=True):
     frames: Sequence[bytes] = ()
     dropped: tuple[UnitId, ...] = ()
     """For a release: the queued units that it took out."""
+    fetched: bool = False
+    """Whether tensors came for it from another worker: nobody outside can tell when its turn is."""
 
     @property
     def units(self) -> tuple[WorkUnit, ...]:
@@ -109,7 +111,7 @@ def _with(command: Command, unit: UnitId, blobs: Mapping[str, bytes]) -> Command
         units.append(replace(one, inline=(*one.inline, *blobs), fetch=None) if mine else one)
         frames += [*its, *blobs.values()] if mine else its
     message = Batch(tuple(units)) if isinstance(command.message, Batch) else units[0]
-    return replace(command, message=message, frames=tuple(frames))
+    return replace(command, message=message, frames=tuple(frames), fetched=True)
 
 
 def _parted(command: Command) -> list[tuple[WorkUnit, list[bytes]]]:
@@ -132,4 +134,5 @@ def _without(command: Command, release: Release) -> Command | None:
     left = [one for one in members(command.message, command.frames) if not _belongs(one[0], release)]
     if not left:
         return None
-    return Command(Batch(tuple(unit for unit, _ in left)), tuple(frame for _, frames in left for frame in frames))
+    frames = tuple(frame for _, its in left for frame in its)
+    return replace(command, message=Batch(tuple(unit for unit, _ in left)), frames=frames)

@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cards import codec, wire
+from cards.errors import WeightsChanged
 from cards.wire import (
     Batch,
     CacheUse,
@@ -223,7 +224,7 @@ class Link:
         self._running = ()
         command = self._inbox.get()
         self._running = tuple(unit.id for unit in command.units)
-        if self._running and keeper.is_behind and not engine.stuck:
+        if self._running and (keeper.is_behind or command.fetched) and not engine.stuck:
             _say(engine, self._beat(engine))
         return command
 
@@ -323,7 +324,8 @@ def _say(engine: Dealer, message: WorkerMessage, frames: Sequence[bytes] = ()) -
 
 
 def _last_words(error: BaseException) -> Goodbye:
-    return Goodbye(f"{type(error).__name__}: {error}")
+    """No job is to blame for files that are others now."""
+    return Goodbye(f"{type(error).__name__}: {error}", clean=isinstance(error, WeightsChanged))
 
 
 def _leave_the_executor_behind() -> NoReturn:

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from cards.branches import COMPONENT, Branches
 from cards.family import Components, Family, StepBody
-from cards.parallel import ULYSSES
+from cards.parallel import ULYSSES, ParallelPlan, shares
 from cards.registry import Families
 from cards.ulysses import Dealing, Ranks
 
@@ -42,12 +42,19 @@ class Beside(Mapping[str, Any]):
 
 
 def load_models(
-    registry: Families, device: str = "cpu", branches: Branches | None = None, ranks: Ranks | None = None
+    registry: Families,
+    device: str = "cpu",
+    plan: ParallelPlan | None = None,
+    branches: Branches | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Loaded]:
-    """`branches` evaluates those of their steps; without, each step evaluates its own. `ranks` share their forwards."""
-    beside = {} if branches is None else {COMPONENT: branches}
+    """Of those that ranks share by the plan `branches` evaluates those of a step, and `ranks` share their forwards."""
+
+    def beside(family: Family) -> Mapping[str, Any]:
+        return {COMPONENT: branches} if branches is not None and plan is not None and shares(plan, family) else {}
+
     return {
-        name: Loaded(_modules(family, device, ranks), family.bodies(), beside, family)
+        name: Loaded(_modules(family, device, ranks), family.bodies(), beside(family), family)
         for name, family in registry.items()
     }
 

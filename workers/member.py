@@ -1,12 +1,14 @@
-"""A unit of those that are executed together, on its way to its answer."""
+"""A unit on its way to its answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from cards.errors import WeightsChanged
 from cards.family import Made
-from cards.wire import StepError, TensorRef, WorkUnit
+from cards.wire import StepError, TensorRef, WorkPlan, WorkUnit
 from workers.errors import ExchangeBroken, NotCompiled, step_error
 
 if TYPE_CHECKING:
@@ -14,13 +16,27 @@ if TYPE_CHECKING:
 
 
 class Member:
-    """What it reads, and what its body has made or what went wrong."""
+    """What it reads, and what its body has made, or made of the same before, or what went wrong.
 
-    def __init__(self, unit: WorkUnit) -> None:
+    `in_pieces` is how its forwards are evaluated where there was no memory for them whole.
+    """
+
+    def __init__(self, unit: WorkUnit, *, in_pieces: bool = False) -> None:
         self.unit = unit
+        self.in_pieces = in_pieces
         self.reads: dict[str, TensorRef] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         self.made: Made | StepError | None = None
+        self.reused = False
+
+    @property
+    def job(self) -> str:
+        return self.unit.id.job
+
+    @property
+    def plan(self) -> WorkPlan:
+        """That of the unit, which reads what promises have become."""
+        return replace(self.unit.plan, reads=self.reads)
 
     @contextmanager
     def failing(self) -> Iterator[None]:

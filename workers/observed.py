@@ -16,8 +16,9 @@ from cards.extensions.observer import Observer, Seen
 from cards.extensions.observers import open_observers
 from cards.family import Asking, Components, Made
 from cards.wire import WorkPlan
+from workers.batches import Arrived
 from workers.caches import Caches
-from workers.execute import Answer, Arrived, Executor, asking
+from workers.execute import Answer, Executor, asking
 from workers.loaded import Loaded
 from workers.resident import BlobStore
 
@@ -60,11 +61,11 @@ class ObservedExecutor(Executor):
     def _goes_together(self, plan: WorkPlan) -> bool:
         return not self._apart and super()._goes_together(plan)
 
-    def _execute(self, units: Sequence[Arrived]) -> list[Answer]:
+    def _execute(self, units: Sequence[Arrived], *, in_pieces: bool = False) -> list[Answer]:
         self._observed = {unit.id.job: {} for unit, _ in units}
         return [
             replace(answer, result=replace(answer.result, observed=self._observed[answer.result.id.job]))
-            for answer in super()._execute(units)
+            for answer in super()._execute(units, in_pieces=in_pieces)
         ]
 
     def _body(self, job: str, plan: WorkPlan, tensors: "Mapping[str, torch.Tensor]") -> Asking:

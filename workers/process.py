@@ -1,6 +1,7 @@
 """A worker process: rank 0 with its link to the engine, or another rank that follows it."""
 
 import ctypes
+import logging
 import os
 import secrets
 import signal
@@ -32,6 +33,8 @@ from workers.ranks import Followers, follow
 from workers.resident import BlobStore
 from workers.transfers import transferring
 
+log = logging.getLogger("keyframe.workers")
+
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
     """One pool member. `threads` is what each rank computes with; results do not depend on it."""
@@ -58,7 +61,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     transfers: str = ""
     """Where other workers fetch what it holds; a private socket for those on its machine if left out."""
     weights_bytes: int | None = None
-    """Of components that are loaded at once on each rank; None for all of them."""
+    """Of components that are loaded at once on each rank; its memory, if left out."""
     compile: bool = False
     """Whether blocks of transformers are compiled, which changes bits. Of one rank only."""
     heartbeat_s: float = 1.0
@@ -198,7 +201,7 @@ def _prepared(
     devices.settle(device)
     families = registry.load(settings.families, settings.models)
     with _shared(settings, families, peers, device) as shared:
-        models = load_models(families, device, shared.branches, shared.ranks)
+        models = load_models(families, device, settings.parallel, shared.branches, shared.ranks)
         yield families, _executor(settings, models, blobs, rank, device)
 
 
@@ -206,7 +209,8 @@ def _executor(
     settings: WorkerSettings, models: Mapping[str, Loaded], blobs: BlobStore, rank: int, device: str
 ) -> Executor:
     """Raises WeightsTooLarge."""
-    caches = Caches({**BUDGETS, WEIGHTS: settings.weights_bytes})
+    room = settings.weights_bytes or settings.memory_bytes or devices.memory_of(device)
+    caches = Caches({**BUDGETS, WEIGHTS: room})
     runs = executor(models, blobs, settings.extensions, stores=rank == 0, device=device, caches=caches)
     runs.residency.check(settings.weights_bytes)
     if settings.compile:
@@ -227,11 +231,17 @@ def _shared(
         yield opened
 
 
+OWN_WORDS_S = 1.0
+
+
 class Others:
-    """The processes of the other ranks. `ended` is called, on a thread, when one ends that was not told to."""
+    """The processes of the other ranks. `ended` is called, on a thread, when one ends that was not told to.
+
+    Until there is somebody to tell, this process ends with it: whatever it is at, it would wait for that rank.
+    """
 
     def __init__(self) -> None:
-        self.ended: Callable[[str], None] = lambda reason: None
+        self.ended: Callable[[str], None] | None = None
         self._leaving = False
 
     def start(self, follower: Follower, settings: WorkerSettings, rank: int) -> "subprocess.Popen[bytes]":
@@ -257,8 +267,17 @@ class Others:
         silent = pulse.watch(read, heartbeat_s)
         os.close(read)
         how = silent or f"ended with {process.wait()}"
-        if not self._leaving:
-            self.ended(f"rank {rank} {how}")
+        self._tell(f"rank {rank} {how}")
+
+    def _tell(self, reason: str) -> None:
+        if self.ended is None:  # this one may be failing of the same, and say more
+            threading.Event().wait(OWN_WORDS_S)
+        if self._leaving:
+            return
+        if self.ended is None:
+            log.error("%s before the pool was ready", reason)
+            os._exit(1)
+        self.ended(reason)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Whether a rank answers is known only once it is asked for a step. That it is fro
 import os
 import select
 import threading
+from contextlib import suppress
 
 MISSED = 5
 """Beats in a row that a rank may miss."""
@@ -16,10 +17,11 @@ def beat(pipe: int, every_s: float) -> None:
 
     def run() -> None:
         pause = threading.Event()
-        while not pause.wait(every_s):
-            os.write(pipe, b".")
+        with suppress(BrokenPipeError):  # rank 0 is gone, and this process is about to be
+            while True:
+                os.write(pipe, b".")
+                pause.wait(every_s)
 
-    os.write(pipe, b".")
     threading.Thread(target=run, name="pulse", daemon=True).start()
 
 

@@ -34,11 +34,16 @@ class Word(Struct, frozen=True):
     failed: str = ""
     broken: str = ""
 
+    def agrees(self, other: "Word") -> bool:
+        """Errors of one kind are one, whatever they say: of a device, an address or bytes that were free."""
+        return (self.told, self.made) == (other.told, other.made)
+
 
 def summary(answer: Answer) -> str:
-    """What ranks compare: everything that a step made, and nothing of when."""
+    """What ranks compare: everything that a step made, or the kind of its error, and nothing of when or where."""
     result = answer.result
-    made = (result.id, result.tensors, result.scalars, result.artifacts, result.error)
+    kind = result.error and result.error.kind
+    made = (result.id, result.tensors, result.scalars, result.artifacts, kind)
     return codec.digest(msgspec.msgpack.encode(made, order="deterministic"))
 
 
@@ -96,7 +101,7 @@ class Followers:
             theirs = msgspec.msgpack.decode(data, type=Word)
             if theirs.broken:
                 raise ExchangeBroken([rank], f"given the step up: {theirs.broken}")
-            if theirs != mine:
+            if not theirs.agrees(mine):
                 raise RanksDiverged(rank, *_difference(theirs, mine))
 
     def ready(self, fingerprint: str = "") -> None:

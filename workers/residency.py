@@ -36,8 +36,8 @@ def as_it_is(name: str, module: Any) -> None:
 class Residency:
     """It belongs to the executor; only `resident` and `weights` may be asked by others.
 
-    `loading_s` is what loading has taken, for whoever sets it back. `queued` are plans that wait here, `finish` is done
-    to each component that is loaded.
+    `loading_s` is what loading has taken since the step began. `queued` are plans that wait here, `finish` is done to
+    each component that is loaded.
     """
 
     def __init__(self, models: Mapping[str, Components], origin: Callable[[str], Origin], caches: Caches) -> None:
@@ -50,6 +50,7 @@ class Residency:
         self._caches = caches
         self._keys: dict[tuple[str, str], CacheKey] = {}
         self._resident: dict[str, None] = {}
+        self._taken: set[CacheKey] = set()
         self._freed = False
         for model, components in models.items():
             for name, nbytes in components.sizes.items() if isinstance(components, Lazy) else ():
@@ -61,6 +62,16 @@ class Residency:
         name, largest = max(self.weights.items(), key=lambda item: item[1].nbytes, default=("", Weights(0)))
         if budget is not None and largest.nbytes > budget:
             raise WeightsTooLarge(name, largest.nbytes, budget)
+
+    def begin(self) -> None:
+        """A step begins: what is loaded and taken from now on is for it."""
+        self.loading_s = 0.0
+        self._taken.clear()
+
+    def spare(self) -> None:
+        """Unload what the last step did not take."""
+        self._caches.drop(WEIGHTS, lambda key: key not in self._taken)
+        self.settle()
 
     def components(self, model: str) -> Components:
         """Those of a model, each loaded and held for the step when it is taken."""
@@ -77,6 +88,7 @@ class Residency:
         if f"{model}/{name}" not in self.weights:
             return self._models[model][name]
         key = self._key(model, name)
+        self._taken.add(key)
         module = self._caches.get(WEIGHTS, key, STEP)
         return self._load(model, name, key) if module is None else module
 

@@ -108,6 +108,10 @@ class Resident:
             tensors[ref.digest] = codec.decode(self._blobs.get(ref.digest), self.device)
         return tensors[ref.digest]
 
+    def read(self, job: str, refs: Mapping[str, TensorRef]) -> "dict[str, torch.Tensor]":
+        """All of them, by name. Raises what `get` does."""
+        return {name: self.get(job, ref) for name, ref in refs.items()}
+
     def put(self, job: str, ref: TensorRef, tensor: "torch.Tensor", promise: TensorRef | None = None) -> None:
         """Hold a tensor that a unit has made, as itself and as what the unit promised."""
         held = self._jobs.setdefault(job, JobTensors())
@@ -133,14 +137,23 @@ class Resident:
         self._jobs.setdefault(job, JobTensors()).slabs.update(keys)
 
     def make_room(self, job: str) -> None:
-        """All jobs but this one hold their tensors in host memory, each until it is read."""
+        """All jobs but this one hold their tensors in host memory, each until it is read, and none in a cache."""
         for other, held in self._jobs.items():
             if other != job:
+                self._take_out(other, held)
                 held.tensors = {digest: _moved(tensor, "cpu") for digest, tensor in held.tensors.items()}
 
     def unstored(self, job: str) -> set[str]:
         """The tensors that this device made and left out of what is stored."""
         return self._jobs.setdefault(job, JobTensors()).unstored
+
+    def _take_out(self, job: str, held: JobTensors) -> None:
+        """Hold as tensors what the job has in the cache of slabs."""
+        for digest, key in held.slabs.items():
+            if (slab := self.caches.get(SLAB_KV, key, job)) is not None:
+                held.tensors[digest] = slab
+                self.caches.let_go(SLAB_KV, key, job)
+        held.slabs.clear()
 
     def release(self, job: str) -> None:
         self._jobs.pop(job, None)

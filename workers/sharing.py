@@ -28,46 +28,67 @@ MOST_KINDS = 4096
 Evaluated: TypeAlias = "Outputs | Exception"
 
 
+class Known:
+    """Of one module and kinds of forward: what goes part by part with so many in a call, and how many memory is for."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[Hashable, int], tuple[str, ...] | None] = {}
+        self.most: dict[Hashable, int] = {}
+
+
 class Sharing:
-    """What is known of the modules of a worker: by kind of forward and number of rows."""
+    """What is known of the modules of a worker, each for as long as it is loaded."""
 
     def __init__(self, most_rows: int = MOST_ROWS) -> None:
         self._most_rows = most_rows
-        self._known: WeakKeyDictionary[Any, dict[Hashable, tuple[str, ...] | None]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
 
     def evaluate(self, forwards: Sequence[Forward]) -> list[Evaluated]:
         """What each makes, or what it raises alone: one that fails takes no other with it."""
         made: dict[int, Evaluated] = {}
         for group in _groups(forwards):
-            for some in _portions(group, max(1, self._most_rows // forwards[group[0]].count)):
+            for some in _portions(group, self._most(forwards[group[0]])):
                 made |= zip(some, self._together([forwards[index] for index in some]), strict=True)
         return [made[index] for index in range(len(forwards))]
 
+    def _most(self, forward: Forward) -> int:
+        """How many such forwards go in one call."""
+        most = max(1, self._most_rows // forward.count)
+        return min(most, self._of(forward).most.get(_kind(forward), most))
+
+    def _of(self, forward: Forward) -> Known:
+        known = self._known.setdefault(forward.module, Known())
+        if len(known.names) + len(known.most) >= MOST_KINDS:
+            known = self._known[forward.module] = Known()
+        return known
+
     def _together(self, forwards: Sequence[Forward]) -> list[Evaluated]:
         if len(forwards) == 1:
-            return [_alone(forwards[0])]
+            return [alone(forwards[0])]
+        most, kind = self._of(forwards[0]).most, _kind(forwards[0])
         try:
-            return [*self._shared(forwards)]
+            made = [*self._shared(forwards)]
+            if kind in most:
+                most[kind] = max(most[kind], len(forwards))
+            return made
         except Exception as error:  # noqa: BLE001 - whose it is shows when each is alone
             out_of_memory = memory.ran_out(error)
         if not out_of_memory:
-            return [_alone(forward) for forward in forwards]
+            return [alone(forward) for forward in forwards]
         free()
+        if most.get(kind, len(forwards)) >= len(forwards):
+            most[kind] = 1  # until more of them fit
         half = len(forwards) // 2
         return [*self._together(forwards[:half]), *self._together(forwards[half:])]
 
     def _shared(self, forwards: Sequence[Forward]) -> Sequence[Evaluated]:
-        first = forwards[0]
-        known = self._known.setdefault(first.module, {})
-        kind = (_kind(first), len(forwards))
-        if kind not in known:
-            if len(known) >= MOST_KINDS:
-                known.clear()
+        known, kind = self._of(forwards[0]), (_kind(forwards[0]), len(forwards))
+        if kind not in known.names:
             made = [forward() for forward in forwards]
-            known[kind] = self.measure(forwards, made)
+            known.names[kind] = self.measure(forwards, made)
             return made
-        names = known[kind]
-        return [_alone(forward) for forward in forwards] if names is None else self.call(forwards, names)
+        names = known.names[kind]
+        return [alone(forward) for forward in forwards] if names is None else self.call(forwards, names)
 
     def call(self, forwards: Sequence[Forward], names: Iterable[str]) -> Sequence[Evaluated]:
         """Those of a kind that is known."""
@@ -123,11 +144,11 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def _alone(forward: Forward) -> Evaluated:
+def alone(forward: Forward) -> Evaluated:
     try:
         return forward()
     except Exception as error:  # noqa: BLE001 - it is the answer
-        return error
+        return error.with_traceback(None)  # which would hold all that was made until then
 
 
 def _groups(forwards: Sequence[Forward]) -> list[list[int]]:
@@ -178,7 +199,21 @@ def _layout(rows: "Tensor") -> tuple[Hashable, ...]:
 def _about(value: Any) -> Hashable:
     import torch
 
-    return (*_layout(value), len(value)) if isinstance(value, torch.Tensor) else repr(value)
+    if isinstance(value, torch.Tensor):
+        return value.dtype, str(value.device), value.shape, value.stride()
+    return repr(value) if _is_plain(value) else object()  # which is like no other
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its repr is all of it. That of a tensor among others leaves most of it out."""
+    import torch
+
+    match value:
+        case tuple() | list() | set() | frozenset():
+            return all(map(_is_plain, value))
+        case dict():
+            return all(map(_is_plain, value.items()))
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device)
 
 
 def _stacked(forwards: Sequence[Forward]) -> "dict[str, Tensor]":

@@ -211,7 +211,7 @@ class Lender:
             return
         try:
             lent.memory = self._share(lent.parts)
-        except OSError:  # no memory is left: the asker is sent it
+        except (OSError, MemoryError):  # no memory is left: the asker is sent it
             lent.shared = False
             return
         lent.sent = lent.total

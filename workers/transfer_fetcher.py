@@ -7,6 +7,7 @@ its unit goes on without it.
 import itertools
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -64,8 +65,8 @@ class Asked(Struct):
 
 
 class Fetcher:
-    """`read` gives what a holder has shared, or raises OSError. `outbox` has what is to be sent, and to what address;
-    `brought` the units that need not wait any more.
+    """`read` gives what a holder has shared, or raises OSError or MemoryError. `outbox` has what is to be sent, and to
+    what address; `brought` the units that need not wait any more.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Fetcher:
         self._patience_s = patience_s
         self._numbers = itertools.count(1)
         self._asked: dict[int, Asked] = {}
+        self._heard: dict[str, float] = {}
+        """When a word last came from an address."""
 
     @property
     def in_flight(self) -> int:
@@ -109,7 +112,7 @@ class Fetcher:
         asked = self._asked.get(message.number)
         if asked is None or asked.address != address:
             return
-        asked.heard_at = now
+        asked.heard_at = self._heard[address] = now
         match message:
             case Gone():
                 self._end(message.number, None, now)
@@ -120,10 +123,13 @@ class Fetcher:
         self._ask(now)
 
     def expire(self, now: float) -> None:
-        """Give up what has been silent for too long."""
+        """Give up what has been silent for too long, and all of a holder that has."""
         since = now - self._patience_s
-        for number in [n for n, one in self._asked.items() if one.heard_at is not None and one.heard_at < since]:
+        silent = {n: one.address for n, one in self._asked.items() if one.heard_at is not None and one.heard_at < since}
+        gone = {address for address in silent.values() if self._heard.get(address, -inf) < since}
+        for number in [n for n, one in self._asked.items() if n in silent or one.address in gone]:
             self._end(number, None, now)
+        self._heard = {address: at for address, at in self._heard.items() if self.asks(address)}
         self._ask(now)
 
     def _take(self, asked: Asked, part: Part, frames: list[bytes], now: float) -> None:
@@ -140,7 +146,7 @@ class Fetcher:
         assert self._read is not None
         try:
             data = self._read(shared)
-        except OSError:
+        except (OSError, MemoryError):
             data = b""
         if codec.digest(data) == asked.digest:
             self._end(shared.number, data, now)

@@ -6,6 +6,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from socket import socketpair
@@ -51,7 +52,7 @@ class Transfers:
         self._askers.setsockopt(zmq.LINGER, 0)
         self._askers.bind(address)
         self.address = self._askers.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._lender = Lender(lambda job, digest: _parts(find(job, digest)), _sharing(), place, patience_s=patience_s)
+        self._lender = Lender(partial(_parts, find), _sharing(), place, patience_s=patience_s)
         self._fetcher = Fetcher(read if _sharing() else None, place, patience_s=patience_s)
         self._patience_s = patience_s
         self._holders: dict[str, tuple[zmq.Socket[bytes], float]] = {}
@@ -59,6 +60,7 @@ class Transfers:
         self._wanted: SimpleQueue[Wanted | None] = SimpleQueue()
         self._arrived: dict[UnitId, Callable[[Brought], None]] = {}
         self._ended = False
+        self._ending = threading.Lock()
         self._woken, self._wake = socketpair()
         self._woken.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
@@ -98,14 +100,15 @@ class Transfers:
             self._context.destroy(linger=0)
 
     def _bring_nothing(self) -> None:
-        """What still waits, or would from now on, goes on without transfers."""
-        with suppress(Empty):
-            while True:
-                if (wanted := self._wanted.get_nowait()) is not None:
-                    self._arrived[wanted.unit.id] = wanted.arrived
-        while self._arrived:
-            unit, arrived = self._arrived.popitem()
-            arrived(Brought(unit, {}))
+        """What still waits, or would from now on, goes on without transfers. On whichever thread sees that first."""
+        with self._ending:
+            with suppress(Empty):
+                while True:
+                    if (wanted := self._wanted.get_nowait()) is not None:
+                        self._arrived[wanted.unit.id] = wanted.arrived
+            while self._arrived:
+                unit, arrived = self._arrived.popitem()
+                arrived(Brought(unit, {}))
 
     def _turn(self) -> bool:
         """Wait for something to happen and see to it. False at the end."""
@@ -260,5 +263,10 @@ def _write(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _parts(tensor: "torch.Tensor | None") -> Parts | None:
-    return codec.parts(tensor) if tensor is not None else None
+def _parts(find: Find, job: str, digest: str) -> Parts | None:
+    try:
+        tensor = find(job, digest)
+        return codec.parts(tensor) if tensor is not None else None
+    except (RuntimeError, MemoryError) as error:  # the device's, or no memory to copy it to
+        log.warning("cannot give %s to another worker: %s", digest[:16], error)
+        return None

@@ -29,7 +29,9 @@ class Channel(Protocol):
 
     def agree(self, error: Exception | None = None) -> None: ...
 
-    def all_to_all(self, sent: Tensor, gives: list[int], takes: list[int]) -> Tensor: ...
+    def all_to_all(self, sent: Tensor, gives: list[int], takes: list[int]) -> Tensor:
+        """Raises ExchangeBroken. After any other error no turn was made: there is no memory for what comes."""
+        ...
 
 
 class Ulysses:
@@ -105,7 +107,7 @@ class Exchanges:
         flat = [one.contiguous().view(-1).view(torch.uint8) for one in sent if one.dtype == dtype]
         assert len(flat) == len(sent), f"a forward in {dtype} deals out {sent[0].dtype}"
         together = torch.cat(flat)
-        self._left -= 1
         takes = [prod(shape) * dtype.itemsize for shape in shapes]
         taken = self._channel.all_to_all(together, [len(one) for one in flat], takes)
+        self._left -= 1
         return [one.view(dtype).view(shape) for one, shape in zip(taken.split(takes), shapes, strict=True)]

@@ -1,10 +1,10 @@
-"""A step that makes what is no finite number fails, and says which tensor: `nan_watch`."""
+"""A step that makes an Inf fails, as one that makes a NaN always does, and says which tensor: `nan_watch`."""
 
 import torch
 
-from cards.errors import NotFinite
 from cards.extensions.observer import NOTHING, Observed, Observer, Seen
 from cards.family import Made
+from cards.finite import not_finite
 
 
 class NanWatch(Observer):
@@ -12,9 +12,7 @@ class NanWatch(Observer):
         """Raises NotFinite for the first tensor that holds a NaN or an Inf."""
         for name, tensor in (made.tensors if made else {}).items():
             if not bool(torch.isfinite(tensor).all()):  # one value to wait for, also on a GPU
-                nan = int(torch.isnan(tensor).sum())
-                inf = int(torch.isinf(tensor).sum())
-                raise NotFinite(step.plan.loop, step.plan.step, name, nan=nan, inf=inf, of=tensor.numel())
+                raise not_finite(step.plan, name, tensor)
         return NOTHING
 
 

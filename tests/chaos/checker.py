@@ -24,6 +24,7 @@ from engine.events import (
 )
 from engine.job import Job, State
 from engine.needs import needs
+from engine.verbs import is_poison
 from store import chain
 from store.errors import CorruptBlob, MissingBlob
 from store.journal import Event, Journal, Loaded
@@ -120,7 +121,8 @@ def _of_steps(log: Log, job: Job) -> Iterator[str]:
         yield "its steps are not those of the same request alone"
     if job.state is State.COMPLETED and (len(done) != len(alone.steps) or alone.failure):
         yield f"completed after {len(done)} steps, and alone it makes {len(alone.steps)} and ends with {alone.failure}"
-    if job.failure is not None and job.failure.kind not in (alone.failure, *(("poisoned",) if job.deaths >= 3 else ())):
+    poisoned = ("poisoned",) if is_poison(job, 3) else ()
+    if job.failure is not None and job.failure.kind not in (alone.failure, *poisoned):
         yield f"failed with {job.failure}, and alone it ends with {alone.failure}"
 
 

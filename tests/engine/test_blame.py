@@ -1,13 +1,22 @@
 """Who is blamed for a worker's death: what ran, however the death is noticed, and no more than so often in all."""
 
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
 import anyio
 import pytest
 
-from cards.wire import Heartbeat
+from cards.family import Asking, Components, Made, StepBody
+from cards.wire import Heartbeat, WorkPlan
 from engine.events import WorkerLost
-from engine.job import State
+from engine.job import Failure, State
 from store.memory import MemoryJournal
+from tests import toy
+from tests.engine.test_split import DECODER, DENOISER, ENCODER, LARGE, joined
+from tests.folded import Folded
 from tests.sim import Running, World, request
+from tests.splitting import by_role
 
 HOW = "was killed by signal 9"
 
@@ -114,6 +123,73 @@ async def test_what_was_said_to_run_and_is_answered_is_not_blamed() -> None:
 
         assert running.engine.fleet.seats[worker.name].running == (unit,) == (worker.ran[2].id,)
         assert job.id == unit.job
+
+
+class Deadly(Folded):
+    """Whoever decodes what is large dies of it."""
+
+    def bodies(self) -> Mapping[str, StepBody]:
+        bodies = super().bodies()
+
+        def finish(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made | Asking:
+            if reads["x"].numel() > 1000:
+                raise toy.Died
+            return bodies["finish"](components, plan, reads)
+
+        return {**bodies, "finish": finish}
+
+
+async def test_a_job_that_kills_those_it_is_moved_to_is_blamed_and_nobody_who_is_there_when_it_comes() -> None:
+    family = Deadly()
+    family.card = by_role(family.card)
+    async with World(families=(family,)).engine(workers=0) as running:
+        await joined(running, (ENCODER, DENOISER))
+        poison = (await running.client.submit(request(LARGE, seed=99))).id
+        others = []
+        for turn in range(3):
+            running.add_worker(serves=DECODER, credits=8)
+            seat = running.engine.fleet.seats[await dead(running)]
+            others += [(await running.client.submit(request(seed=3 * turn + n))).id for n in range(3)]
+            await running.until(lambda seat=seat: len({unit.job for unit in seat.outstanding}) > 1)
+            await running.engine.lose(seat.worker, HOW)
+        running.add_worker(serves=DECODER)
+
+        assert (await running.ended(poison)).failure.kind == "poisoned"  # type: ignore[union-attr]
+        assert await blames(running, poison) == [True] * 3
+        for job in others:
+            assert (await running.ended(job)).state is State.COMPLETED
+            assert True not in await blames(running, job)
+
+
+class Flaky(toy.ToyFamily):
+    """Each of its steps kills whoever is the first or the second to run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tries = Counter[int]()
+
+    def bodies(self) -> Mapping[str, StepBody]:
+        bodies = super().bodies()
+
+        def count(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Made | Asking:
+            self._tries[plan.step] += 1
+            if self._tries[plan.step] < 3:
+                raise toy.Died
+            return bodies["count"](components, plan, reads)
+
+        return {**bodies, "count": count}
+
+
+async def test_a_job_that_kills_workers_and_goes_on_kills_three_times_as_many_at_most() -> None:
+    async with World(families=(Flaky(),)).engine() as running:
+        poison = (await running.client.submit(request(steps=8))).id
+        for _ in range(9):
+            await running.engine.lose(await dead(running), HOW)
+            running.add_worker()
+
+        ended = await running.ended(poison)
+        why = f"workers died running this job, 1 at this step and 9 in all, the last one: {HOW}"
+        assert ended.failure == Failure("poisoned", why, "count", 4, 9)
 
 
 @pytest.mark.parametrize("engines", [1, 2])

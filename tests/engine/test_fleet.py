@@ -89,18 +89,25 @@ def test_a_job_whose_tensors_are_coming_is_in_nobodys_way_and_takes_what_it_take
     one.outstanding = {unit(1, "j"): coming, unit(2, "j"): reserved(2, 10, seconds=9.0)}
     alone = room(one)
     assert (alone.outstanding, alone.coming, alone.queued_s, alone.credits, alone.free_bytes) == (0, True, 0.0, 6, 80)
-    assert one.running == (unit(2, "j"),)
+    assert one.running == (unit(1, "j"),)
 
     one.outstanding |= {unit(3, "k"): reserved(3, 10, seconds=1.0)}
     assert (room(one).outstanding, room(one).queued_s) == (1, 1.0)
+    assert one.running == (unit(3, "k"),)
     one.outstanding |= {unit(4, "l"): replace(reserved(4, seconds=2.0), fetches=True)}
     assert (room(one).outstanding, room(one).queued_s) == (2, 3.0), "of those that come one at a time stands aside"
 
 
 def test_a_death_is_blamed_on_what_was_not_waiting_for_tensors() -> None:
-    one = seat("a", replace(reserved(1), fetches=True), reserved(2), credits=8)
-    assert one.running == (unit(1),)
-    assert seat("a", replace(reserved(1), fetches=True)).running == (unit(0),)
+    one = seat("a", credits=8)
+    one.outstanding = {unit(1, "j"): replace(reserved(1), fetches=True)}
+    assert one.running == (unit(1, "j"),), "nothing else can have been"
+    one.outstanding |= {unit(2, "j"): reserved(2), unit(3, "k"): reserved(2), unit(4, "k"): reserved(3)}
+    assert one.running == (unit(1, "j"),), "all wait for it"
+    one.outstanding |= {unit(5, "l"): reserved(4), unit(6, "m"): reserved(4), unit(7, "n"): reserved(5)}
+    assert one.running == (unit(5, "l"), unit(6, "m"))
+    one.beat = Heartbeat(6, 0, 0, running=(unit(1, "j"),))
+    assert one.running == (unit(1, "j"),), "it has said so"
 
 
 def test_a_worker_of_a_role_serves_that_and_what_is_nobodys() -> None:

@@ -15,11 +15,11 @@ from tests.faults.run import SEEDS, Seen, play, undisturbed
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument(
-        "--only", metavar="WORD", default="", help="cells with this word: a target, a fault, idle, loaded"
+        "--only", metavar="WORD", default="", help="cells with this word: a target, a fault, a setup, idle, loaded"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the logs of the processes here")
     asked = parser.parse_args()
-    chosen = [(load, cell) for cell in CELLS for load in SEEDS if asked.only in f"{load} {cell.target} {cell.fault}"]
+    chosen = [(load, cell) for cell in CELLS for load in SEEDS if asked.only in cell.called(load)]
     with tempfile.TemporaryDirectory(prefix="faults-") as made:
         seen = [*played(chosen, asked.keep or Path(made))]
     for (target, fault), means in MEANS.items():

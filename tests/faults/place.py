@@ -1,9 +1,9 @@
 """Where cells are played: one engine, which is started again when it was killed, its worker, and who looks on."""
 
 import contextlib
-import os
 import re
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +12,13 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from msgspec import Struct
 
 from ops.bench.processes import command, environment
 from tests.chaos.hosts import free_port
 from tests.faults.damage import DamagingWire, damaging_wire
+from tests.faults.holds import Holds, seen
 from tests.processes import EngineProcess, engine, gone, until
 
 FAMILY = "tests.faults.faulty_shapes"
@@ -28,24 +30,25 @@ ASK_S = 0.05
 ANSWER_S = 3.0
 """Who does not answer for this long is not ready."""
 
-ENOUGH_FILES, ENOUGH_BYTES = 8, 64 << 20
-"""What an engine may have more of after a cell than before."""
-
 ORDER: dict[str, Any] = {"model": "shapes", "steps": 4, "preview_every": 2}
 PROMPT = "a red circle moving right on a black background"
 
 
 class Setup(Struct, frozen=True):
-    """How many ranks its worker has, and whether that one is at the end of a wire which can damage what it carries."""
+    """How many ranks its worker has, by which plan they share steps, and whether it is at the end of a wire which can
+    damage what it carries.
+    """
 
     name: str
     ranks: int = 1
+    parallel: str = ""
     wired: bool = False
     extensions: str = ""
 
 
 ONE = Setup("one", extensions="nan_watch")
 RANKS = Setup("ranks", ranks=2)
+SHARED = Setup("shared", ranks=2, parallel="cfg")
 WIRED = Setup("wired", wired=True)
 
 
@@ -95,9 +98,14 @@ class Watch:
 
 
 class Place:
-    def __init__(self, setup: Setup, folder: Path, wire: DamagingWire | None, workers_port: int) -> None:
+    """`temporary` is where its processes have their temporary files, and nobody else."""
+
+    def __init__(
+        self, setup: Setup, folder: Path, temporary: Path, wire: DamagingWire | None, workers_port: int
+    ) -> None:
         self.setup = setup
         self.folder = folder
+        self.temporary = temporary
         self.faults = folder / "faults"
         self.faults.mkdir(parents=True)
         self.wire = wire
@@ -118,6 +126,8 @@ class Place:
             "rank_timeout_s": 5,
             "extensions": self.setup.extensions,
         }
+        if self.setup.parallel:
+            settings["parallel"] = self.setup.parallel
         if self.wire is not None:
             settings |= {"workers": 0, "listen_workers": f"tcp://127.0.0.1:{self._workers_port}"}
         return self._stack.enter_context(engine(self.folder / "data", ready=False, **settings))
@@ -159,6 +169,8 @@ class Place:
 
     def worker(self) -> psutil.Process:
         """Rank 0 of the engine's worker."""
+        if self._elsewhere is not None:
+            return psutil.Process(self._elsewhere.pid)
         return until(lambda: self.engine_process().children(), "a worker", 30)[0]  # type: ignore[no-any-return]
 
     def rank(self) -> psutil.Process:
@@ -195,31 +207,25 @@ class Place:
         shown = self.running.http.get("/metrics").text
         return {name: float(value) for name, value in re.findall(r"^keyframe_(\w+) (\S+)$", shown, re.MULTILINE)}
 
-    def holds(self) -> "Holds":
-        process = self.engine_process()
-        return Holds(process.num_fds(), process.memory_info().rss)
+    def holds(self) -> Holds:
+        worker = self.worker()
+        ranks = {f"rank {rank}": process for rank, process in enumerate(worker.children(), start=1)}
+        processes = {"engine": self.engine_process(), "worker": worker, **ranks}
+        return seen(processes, self.temporary)
 
-    def leaks(self, before: "Holds") -> Iterator[str]:
-        """What is still held though there is nothing to do."""
+    def leaks(self, before: Holds) -> Iterator[str]:
+        """What is still held though there is nothing to do, by the engine, by its processes and by nobody any more."""
         for name in ("outstanding_units", "reserved_bytes", "resident_tensors", "ready_steps", "active_jobs"):
             if problem := missed(lambda name=name: self.statistics()[name] == 0, 15):  # type: ignore[misc]
                 yield f"{name} is {self.statistics()[name]:g} at rest ({problem})"
-        now = self.holds()
-        if now.files > before.files + ENOUGH_FILES:
-            yield f"the engine has {now.files} open files and had {before.files}"
-        if now.nbytes > before.nbytes + ENOUGH_BYTES:
-            yield f"the engine holds {now.nbytes >> 20} MiB and held {before.nbytes >> 20}"
+        if problem := missed(lambda: not any(self.holds().more_than(before)), 15):
+            yield from (f"{more} ({problem})" for more in self.holds().more_than(before))
 
     def orphans(self, seen: set[int]) -> Iterator[str]:
         """Processes that were part of it, are no more, and live."""
         for pid in seen - self.processes():
             if problem := missed(lambda pid=pid: gone(pid) or pid in self.processes(), 10):  # type: ignore[misc]
                 yield f"process {pid} has been left behind ({problem})"
-
-
-class Holds(Struct, frozen=True):
-    files: int
-    nbytes: int
 
 
 def missed(happened: Callable[[], bool], within_s: float) -> str:
@@ -236,10 +242,12 @@ def missed(happened: Callable[[], bool], within_s: float) -> str:
 def opened(setup: Setup, folder: Path) -> Iterator[Place]:
     workers_port = free_port()
     with contextlib.ExitStack() as stack:
-        os.environ["FAULTS"] = str(folder / "faults")
-        stack.callback(os.environ.pop, "FAULTS")
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-"))  # a short name, as sockets need
+        variables = stack.enter_context(pytest.MonkeyPatch.context())
+        variables.setenv("FAULTS", str(folder / "faults"))
+        variables.setenv("TMPDIR", temporary)
         wire = stack.enter_context(damaging_wire(workers_port)) if setup.wired else None
-        place = Place(setup, folder, wire, workers_port)
+        place = Place(setup, folder, Path(temporary), wire, workers_port)
         stack.callback(place.close)
         if wire is not None:
             threading.Thread(target=place.keep_worker, daemon=True).start()

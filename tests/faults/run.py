@@ -1,5 +1,6 @@
 """Plays a cell and says what was seen of it."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class Seen(Struct):
     why: str = ""
     ended: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def look(self, watch: Watch, at: float) -> None:
@@ -49,7 +51,7 @@ class Seen(Struct):
         if self.down_s is not None:
             down = f"not ready after {self.down_s:.2f} s, ready after {self.up_s or 0:.1f} s"
         jobs = ", ".join(f"{count} {how}" for how, count in sorted(self.ended.items()))
-        return f"{self.load:6} {self.cell.target:7} {self.cell.fault:16} {down:48} {jobs}"
+        return f"{self.load:6} {self.cell.setup.name:6} {self.cell.target:7} {self.cell.fault:16} {down:48} {jobs}"
 
 
 def undisturbed(place: Place, load: str = "loaded") -> Made:
@@ -63,7 +65,6 @@ def play(place: Place, cell: Cell, load: str, made: Made) -> Seen:
     seen = Seen(load, cell)
     place.ready()
     before, there = place.holds(), place.processes()
-    engine = place.running.process.pid
     with Watch(place.url) as watch:
         until(lambda: watch.now == Watch.READY, "it to be seen to be ready")
         jobs, at = _befall(place, cell, load, watch, seen)
@@ -76,8 +77,7 @@ def play(place: Place, cell: Cell, load: str, made: Made) -> Seen:
         there |= place.processes()
     seen.look(watch, at)
     seen.problems += _told(cell, seen)
-    restarted = place.running.process.pid != engine
-    seen.problems += place.leaks(place.holds() if restarted else before)
+    seen.problems += place.leaks(before)
     seen.problems += place.orphans(there)
     seen.problems += (f"{file} has befallen nobody" for file in place.planted())
     return seen
@@ -124,6 +124,8 @@ def _end_of(place: Place, cell: Cell, job: str, whole: Any, seen: Seen) -> Itera
     error = found.get("error")
     seen.ended[f"failed ({error['class']})" if error else found["status"]] += 1
     seen.lost += [event["data"]["reason"] for event in place.running.events(job) if event["type"] == "worker_lost"]
+    if error:
+        seen.errors.append(error["message"])
     if made != (whole[: len(made)] if error else whole):
         yield f"{job} has made something else than when nothing happens to it"
     if error and not (error["class"] == cell.fails and error["message"] and error["step"] == 1):
@@ -142,5 +144,8 @@ def _told(cell: Cell, seen: Seen) -> Iterator[str]:
         yield f"it was noticed after {seen.down_s:.1f} s, and it should be within {within_s:g} s"
     if cell.loses and not seen.lost:
         yield "no worker was lost"
+    said = seen.lost + seen.errors
+    if cell.says and not any(re.search(cell.says, one) for one in said):
+        yield f"nobody says {cell.says!r}, but {said}"
     if cell.fails and seen.lost:
         yield f"a worker was lost with a job that failed by itself: {seen.lost}"

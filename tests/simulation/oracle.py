@@ -10,6 +10,7 @@ from engine import events as facts
 from engine.cancel import Outcome
 from engine.events import CancelRequested, JobCancelled, JobEvent, JobSubmitted, StepCompleted
 from engine.job import Job, State, fold
+from engine.verbs import is_poison
 from engine.views import Told
 from store.blobs import digest_of
 from store.journal import Event
@@ -147,7 +148,7 @@ class Oracle:
             self.wrong(f"{job.id} completed, and alone it fails with {own}")
         if job.state is State.CANCELLED and job.id not in self._asked_to_cancel:
             self.wrong(f"{job.id} is cancelled, and nobody asked for it")
-        if job.failure is not None and job.failure.kind not in (own, "poisoned" if job.deaths >= 3 else own):
+        if job.failure is not None and job.failure.kind not in (own, "poisoned" if is_poison(job, 3) else own):
             self.wrong(f"{job.id} failed with {job.failure}, and alone it ends with {own}")
 
 

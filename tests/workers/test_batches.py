@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from cards.extensions.observers import open_observers
-from cards.family import Components, Made
+from cards.family import Asking, Components, Made
 from cards.folding import fold_of
-from cards.forward import OUTPUT, Forward
+from cards.forward import OUTPUT, Forward, single
 from cards.wire import Refold, UnitId, WorkPlan, promised
 from tests.workers.batches import (
     BAD,
@@ -175,6 +175,15 @@ class Around(Module):
         return self.over(super().forward(self.leaf(x_BLD)))
 
 
+class Scaling(nn.Module):
+    def __init__(self, over: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.over = over
+
+    def forward(self, x_BLD: Tensor, by: Any) -> Tensor:
+        return self.over(x_BLD, by)
+
+
 @pytest.mark.parametrize("leaf", [Counting, Telling])
 def test_a_module_that_minds_its_rows_goes_part_by_part_and_the_others_do_not(
     leaf: type[nn.Module], caplog: pytest.LogCaptureFixture
@@ -203,6 +212,26 @@ def test_what_minds_its_rows_in_no_module_of_its_own_does_not_share(caplog: pyte
     assert model.calls == [1, 1, 1]
     [said] = caplog.messages
     assert said == "Around: 3 forwards in one call make other bits than each alone, and are evaluated one by one"
+
+
+@pytest.mark.parametrize("inside", [lambda scale: (scale,), lambda scale: {"by": [scale]}], ids=["tuple", "dict"])
+def test_forwards_share_nothing_whose_repr_does_not_say_all(inside: Callable[[Tensor], Any]) -> None:
+    """A tensor in a tuple is shown to four digits."""
+
+    def scaled(x_BLD: Tensor, by: Any) -> Tensor:
+        [scale] = by["by"] if isinstance(by, dict) else by
+        return x_BLD * scale
+
+    def body(components: Components, plan: WorkPlan, reads: Mapping[str, Tensor]) -> Asking:
+        by = inside(torch.full((WIDTH,), 1.5 + float(plan.scalars["more"])))
+        made = single((yield {"one": Forward(components["model"], {"x_BLD": reads["x"]}, {"by": by})}))
+        return Made({"y": made["one"]})
+
+    members = [unit(f"job-{n}", tokens(n), scalars={"more": n * 3e-5}) for n in range(2)]
+    runs = executor(Scaling(scaled), body)
+    together(runs, [unit(f"job-{n}", tokens(n), scalars={"more": 0.0}) for n in range(2)])
+
+    assert made(together(runs, members)) == made(alone(Scaling(scaled), members, body))
 
 
 @pytest.mark.parametrize("strides", [(1, 16), (32, 1), (0, 1), (64, 2)])

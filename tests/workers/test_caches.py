@@ -235,6 +235,26 @@ def test_a_group_of_one_prompt_encodes_once_and_every_job_is_answered_in_full() 
     assert runs.resident.held().tensors == 1  # they share it
 
 
+def test_a_step_that_is_computed_is_not_said_to_be_reused_where_its_fold_is() -> None:
+    class Folding(Words):
+        def bodies(self) -> Mapping[str, StepBody]:
+            return {**super().bodies(), "encode_text.fold": self._halve}
+
+        def _halve(self, components: Components, plan: WorkPlan, reads: Reads) -> Made:
+            return Made({"half": reads["made/text"] / 2})
+
+    runs = worker(family := Folding())
+    plan = encode(derives=("half",), writes=("text", "half"))
+    runs.run(unit("one", plan), [])
+    runs.caches.drop(FEATURE, lambda key: key.kind == "encode_text")
+
+    result = runs.run(unit("two", plan), []).result
+
+    assert family.ran == ["a", "a"]
+    assert runs.caches.uses()[FEATURE].hits == 1
+    assert not result.reused
+
+
 def test_a_step_that_is_no_feature_is_computed_for_each_job() -> None:
     runs = worker(family := Words())
 
@@ -243,9 +263,10 @@ def test_a_step_that_is_no_feature_is_computed_for_each_job() -> None:
     assert family.ran == ["a", "a"]
 
 
-def test_an_error_is_no_feature() -> None:
+@pytest.mark.parametrize("seed", ["none", float("nan")])
+def test_an_error_is_no_feature(seed: Any) -> None:
     runs = worker(family := Words())
-    broken = encode(scalars={"prompt": "a", "seed": "none"})
+    broken = encode(scalars={"prompt": "a", "seed": seed})
 
     assert all(runs.run(unit(job, broken), []).result.error for job in ("one", "two"))
     assert family.ran == ["a", "a"]

@@ -7,7 +7,9 @@ import torch
 from msgspec.structs import replace
 
 from cards import codec
+from cards.branches import COMPONENT, in_order
 from cards.family import Artifact, Made
+from cards.parallel import ParallelPlan
 from cards.wire import INLINE_LIMIT, StepError, UnitId, promised
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
 from workers.errors import BlobLost, BlobsUnavailable
@@ -184,6 +186,27 @@ def test_a_step_that_raises_is_an_answer(error: Exception, kind: str) -> None:
     assert (answer.result.tensors, answer.result.inline, answer.frames) == ({}, (), ())
 
 
+def test_a_step_that_makes_nan_fails_with_the_tensor_named_and_one_that_passes_on_or_makes_inf_does_not() -> None:
+    refs, frames = sent(x=torch.tensor([0.0, float("nan")]))
+    asked = unit(refs, inline=digests(refs))
+
+    failed = executor(lambda reads: Made({"x": reads["x"], "y": reads["x"] / 0})).run(asked, frames)
+    passed = executor(lambda reads: Made({"x": reads["x"], "mask": torch.zeros(2).log()})).run(asked, frames)
+
+    assert failed.result.error == StepError("nan", "NotFinite: step step 0: y holds 2 NaN and 0 Inf in 2 values")
+    assert passed.result.error is None
+
+
+def test_a_fold_that_makes_nan_fails_its_step() -> None:
+    runs = executor(lambda reads: Made({"y": torch.zeros(2)}), fold=lambda reads: Made({"z": reads["made/y"] / 0}))
+    asked = unit()
+
+    error = runs.run(replace(asked, plan=replace(asked.plan, derives=("z",))), []).result.error
+
+    assert error is not None
+    assert error.kind == "nan"
+
+
 def test_what_breaks_the_process_is_no_answer() -> None:
     class PowerCut(BaseException):
         pass
@@ -306,6 +329,19 @@ def test_nothing_is_held_after_release_and_clear() -> None:
 
     resident.clear()
     assert resident.held() == Held(0, 0)
+
+
+def test_models_that_no_rank_shares_are_run_in_a_plan_as_without_one() -> None:
+    from tests import branching, toy
+
+    families = {"toy": toy.FAMILY, "branching": branching.FAMILY}
+
+    def shared(degrees: dict[str, int]) -> list[str]:
+        models = load_models(families, "cpu", ParallelPlan(degrees), in_order)
+        return [name for name, model in models.items() if COMPONENT in model.beside]
+
+    assert shared({"cfg": 2}) == ["branching"]
+    assert shared({"cfg": 1, "ulysses": 2}) == []
 
 
 def test_a_model_is_loaded_with_its_bodies() -> None:

@@ -1,7 +1,10 @@
 """Memory that runs out in a step: one more try with what others can spare, and then its job fails and no other."""
 
+import mmap
+import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -13,9 +16,11 @@ from msgspec.structs import replace
 
 from cards import codec
 from cards.branches import COMPONENT, in_order
+from cards.cache_key import CacheKey
 from cards.errors import NotFinite
 from cards.family import Made
 from tests.workers.units import CountingBlobs, digests, executor, sent, unit
+from workers.caches import ADAPTER, FEATURE, SLAB_KV, STEP, Caches
 from workers.errors import step_error
 from workers.execute import Executor
 from workers.loaded import Loaded
@@ -65,6 +70,30 @@ def test_a_library_on_a_gpu_that_finds_no_memory_says_so_in_words(message: str) 
     assert step_error(RuntimeError(message)).kind == "oom"
     assert step_error(ValueError(message)).kind == "error"
     assert step_error(NotFinite("loop", 1, "out of memory", nan=1, inf=0, of=1)).kind == "nan"
+
+
+def test_no_memory_to_map_a_file_is_no_memory() -> None:
+    """In a process of its own, which may have no more than so much."""
+    code = "from tests.workers import test_memory; test_memory.map_too_much()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["oom", "oom"]
+    assert step_error(FileNotFoundError("out of memory")).kind == "error"
+
+
+def map_too_much() -> None:
+    torch.zeros(1)
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(TOO_MUCH >> 10)
+        resource.setrlimit(resource.RLIMIT_AS, (TOO_MUCH >> 12, TOO_MUCH >> 12))
+        for take in (
+            lambda: torch.UntypedStorage.from_file(file.name, False, TOO_MUCH >> 10),
+            lambda: mmap.mmap(file.fileno(), TOO_MUCH >> 10),
+        ):
+            try:
+                take()
+            except (RuntimeError, OSError) as error:
+                sys.stdout.write(f"{step_error(error).kind} ")
 
 
 def test_no_memory_for_what_a_step_reads_is_no_damage_of_it() -> None:
@@ -127,6 +156,37 @@ def test_what_others_hold_is_theirs_after_room_was_made() -> None:
     assert resident.held() == Held(2, 2 * X.nbytes)
     assert torch.equal(resident.get("other", refs["x"]), X.t())
     assert resident.get("other", refs["x"]).stride() == X.t().stride()
+
+
+def test_what_others_hold_in_the_cache_of_slabs_leaves_it_and_stays_theirs() -> None:
+    resident, key = Resident(CountingBlobs()), CacheKey(model="m", components=())
+    refs, _ = sent(x=X)
+    for job in ("mine", "other"):
+        resident.slabs(job, {refs["x"].digest: key})
+        resident.put(job, refs["x"], X)
+
+    resident.make_room("other")
+    assert resident.caches.uses()[SLAB_KV].entries == 1
+    resident.make_room("mine")
+
+    assert resident.caches.uses()[SLAB_KV].entries == 0
+    assert torch.equal(resident.get("other", refs["x"]), X)
+    assert resident.digests("other") == {refs["x"].digest}
+
+
+def test_a_step_that_runs_out_of_memory_is_given_what_is_kept_and_nobody_holds() -> None:
+    caches, seen = Caches(), []
+    for name in (ADAPTER, FEATURE):
+        caches.put(name, CacheKey(model="m", components=()), "kept", 1 << 20, STEP)
+    caches.release(STEP)
+
+    def body(reads: Mapping[str, torch.Tensor]) -> Made:
+        seen.append({name: use.nbytes for name, use in caches.uses().items() if use.nbytes})
+        raise MemoryError
+
+    executor(body, caches=caches).run(unit(), [])
+
+    assert seen == [{ADAPTER: 1 << 20, FEATURE: 1 << 20}, {}]
 
 
 def test_what_lies_in_host_memory_comes_to_the_device_when_it_is_read() -> None:

@@ -43,3 +43,15 @@ def test_a_rank_that_loads_is_waited_for_and_one_that_beats_is_not_given_up() ->
     pulse.beat(write, 0.02)
     watching.join(0.3)
     assert watching.is_alive()
+
+
+def test_a_rank_ends_its_signs_quietly_when_nobody_reads_them_any_more() -> None:
+    others = {*threading.enumerate()}
+    with pipe() as (read, write):
+        pulse.beat(write, 0.01)
+        assert os.read(read, 1) == b"."
+        [beating] = {*threading.enumerate()} - others
+    beating.join(30)
+
+    assert not beating.is_alive()
+    os.close(write)

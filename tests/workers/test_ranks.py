@@ -129,6 +129,26 @@ def test_ranks_that_fail_alike_agree() -> None:
     assert answer.result.error is not None
 
 
+def no_memory(reads: Mapping[str, torch.Tensor]) -> Made:
+    raise MemoryError(f"{object()} does not fit")
+
+
+def no_number(reads: Mapping[str, torch.Tensor]) -> Made:
+    return Made({"y": reads["x"] / 0})
+
+
+@pytest.mark.parametrize(("body", "kind"), [(no_memory, "oom"), (no_number, "nan")])
+def test_ranks_that_fail_alike_agree_whatever_words_each_has_for_it(body: Any, kind: str) -> None:
+    with pool([executor(body)]) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        answer = executor(body).run(UNIT, FRAMES)
+        followers.agree(answer)
+
+    assert answer.result.error is not None
+    assert answer.result.error.kind == kind
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_rank_that_made_something_else_is_named(rank: int) -> None:
     others = [executor(triple if n == rank else double) for n in (1, 2)]
@@ -213,6 +233,14 @@ def test_any_other_thing_made_is_seen(change: dict[str, object]) -> None:
 
 def fails(reads: Mapping[str, torch.Tensor]) -> Made:
     raise ValueError("it does not load here")
+
+
+def test_a_rank_that_fails_in_another_way_is_named_with_its_error() -> None:
+    with pool([executor(no_memory)]) as followers:
+        followers.ready()
+        followers.broadcast(UNIT, FRAMES)
+        with pytest.raises(RanksDiverged, match=r"rank 1 failed with MemoryError: .* rank 0 failed with ValueError"):
+            followers.agree(executor(fails).run(UNIT, FRAMES))
 
 
 def test_a_rank_that_fails_where_the_others_do_not_is_named_with_its_error() -> None:

@@ -28,6 +28,7 @@ from workers.errors import WeightsTooLarge
 from workers.execute import Executor
 from workers.link import heartbeat
 from workers.loaded import load_models
+from workers.process import WorkerSettings, _executor
 
 LOOPS = {"text_encoder": "encode_text", "transformer": "denoise", "vae": "decode_vae"}
 """Of each component a loop whose steps take it."""
@@ -132,6 +133,41 @@ def test_two_models_take_turns_in_room_for_one() -> None:
     assert (one.loaded, other.loaded) == (["transformer"] * 2, ["transformer"])
     assert runs.residency.resident() == ("one/transformer",)
     assert made[0] == made[2]
+
+
+class Crowded(Counted):
+    """On a device with memory for two components, whatever the budget."""
+
+    def load(self, device: str) -> Components:
+        self.there = Lazy(dict.fromkeys(CARD.components, 10), self._load)
+        return self.there
+
+    def _load(self, name: str) -> torch.Tensor:
+        if len(self.there._loaded) == 2:
+            raise MemoryError(f"no room for {name}")
+        return super()._load(name)
+
+
+def test_components_that_a_step_does_not_take_go_where_it_runs_out_of_memory() -> None:
+    runs = worker(of := Crowded())
+    for name in ("text_encoder", "transformer"):
+        run(runs, name)
+
+    assert run(runs, "transformer vae").error is None
+
+    assert of.loaded == ["text_encoder", "transformer", "vae"], "what it takes stays"
+    assert runs.residency.resident() == ("shapes/transformer", "shapes/vae")
+
+
+def test_components_have_the_memory_of_the_worker_where_nothing_else_is_said() -> None:
+    of_two = [
+        WorkerSettings(connect="", memory_bytes=20),
+        WorkerSettings(connect="", memory_bytes=20, weights_bytes=10),
+    ]
+
+    budgets = [_executor(settings, {}, CountingBlobs(), 0, "cpu").caches.budget(WEIGHTS) for settings in of_two]
+
+    assert budgets == [20, 10]
 
 
 def test_what_one_step_takes_is_there_together_whatever_the_room() -> None:

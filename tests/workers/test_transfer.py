@@ -186,6 +186,31 @@ def test_a_holder_that_falls_silent_in_the_middle_is_given_up_and_others_are_not
     assert not fetcher.busy, "what comes too late is nothing any more"
 
 
+def test_a_holder_of_whom_nothing_is_heard_is_given_up_with_all_that_others_would_wait_behind() -> None:
+    there = tensors(100)
+    fetcher = Fetcher(most=4 * PART_BYTES, patience_s=5.0)
+    for number in range(8):
+        fetcher.begin(UnitId(f"lost-{number}", 1, 1, 1), fetch(dict.fromkeys("ab"), "dead"), 0.0)
+    fetcher.begin(UnitId("well", 1, 1, 1), fetch(there, "well"), 0.0)
+
+    fetcher.expire(5.1)
+    assert [brought.unit.job for brought in fetcher.brought] == [f"lost-{number}" for number in range(8)]
+    carry(fetcher, {"well": lender(there)}, now=5.1)
+
+    assert fetcher.brought[-1].blobs == blobs(there)
+
+
+def test_one_tensor_of_which_nothing_is_heard_is_given_up_alone_where_others_come_from_there() -> None:
+    fetcher = Fetcher(patience_s=5.0)
+    fetcher.begin(UNIT, Fetch("slow", ("first", "second")), 0.0)
+    fetcher.heard("slow", Part(1, 0, 2 * PART_BYTES), [bytes(PART_BYTES)], 4.0)
+
+    fetcher.expire(5.1)
+    assert (fetcher.fetched.failed, fetcher.busy) == (1, True)
+    fetcher.expire(9.1)
+    assert (fetcher.fetched.failed, fetcher.busy) == (2, False)
+
+
 def test_on_one_machine_the_bytes_are_read_where_they_are_and_nothing_stays_open() -> None:
     there = tensors(PART_BYTES, 10)
     pages = Pages()
@@ -197,16 +222,20 @@ def test_on_one_machine_the_bytes_are_read_where_they_are_and_nothing_stays_open
     assert (pages.opened, pages.open) == (2, {})
 
 
-@pytest.mark.parametrize("trouble", ["elsewhere", "damaged", "full", "unreadable", "an asker that cannot"])
+@pytest.mark.parametrize(
+    "trouble", ["elsewhere", "damaged", "full", "unreadable", "too large to read", "an asker that cannot"]
+)
 def test_what_cannot_be_read_where_it_is_is_sent(trouble: str) -> None:
     there = tensors(2 * PART_BYTES, 10)
     pages = Pages()
     pages.damaged, pages.full = trouble == "damaged", trouble == "full"
 
     def unreadable(shared: Shared) -> bytes:
-        raise PermissionError
+        raise PermissionError if trouble == "unreadable" else MemoryError
 
-    read = {"unreadable": unreadable, "an asker that cannot": None}.get(trouble, pages.read)
+    read = {"unreadable": unreadable, "too large to read": unreadable, "an asker that cannot": None}.get(
+        trouble, pages.read
+    )
     place = "there" if trouble == "elsewhere" else "here"
     fetcher, holder = Fetcher(read, "here"), lender(there, share=pages.share, place=place)
     fetcher.begin(UNIT, fetch(there), 0.0)

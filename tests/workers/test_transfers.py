@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -183,6 +183,22 @@ def test_an_asker_that_is_killed_in_the_middle_leaves_nothing(place: str) -> Non
         raise AssertionError(shared_memory())
 
 
+def test_a_tensor_that_a_holder_cannot_copy_is_not_brought_and_others_are() -> None:
+    there = tensors(100)
+
+    def find(job: str, digest: str) -> torch.Tensor | None:
+        if job == "lost":
+            raise torch.OutOfMemoryError("no memory to copy it to")
+        return there.get(digest)
+
+    with transferring(find) as holder, holding({}) as asker:
+        fetching = Fetching(asker)
+        for job, brought in (("lost", {}), ("well", blobs(there))):
+            fetching.ask(holder.address, there, job=job)
+            assert fetching.next().blobs == brought
+        assert asker.fetched.failed == 1
+
+
 def test_transfers_that_have_ended_bring_nothing_at_once() -> None:
     with holding({}) as asker:
         pass
@@ -190,6 +206,38 @@ def test_transfers_that_have_ended_bring_nothing_at_once() -> None:
     fetching.ask("ipc://nowhere", ["d"])
 
     assert fetching.next().blobs == {}
+
+
+def test_two_threads_that_find_transfers_ended_bring_each_unit_once() -> None:
+    both = threading.Barrier(2)
+
+    class Slow(dict[UnitId, Any]):
+        """Each thread has seen that there is one before either takes it."""
+
+        def popitem(self) -> Any:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+            return super().popitem()
+
+    with holding({}) as asker:
+        pass
+    found: list[str] = []
+    asker._arrived = Slow({UnitId("lost", 1, 1, 1): lambda brought: found.append(brought.unit.job)})
+    threads = [threading.Thread(target=lambda: found.append(_raised(asker._bring_nothing))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+    assert sorted(found) == ["", "", "lost"]
+
+
+def _raised(run: Callable[[], None]) -> str:
+    try:
+        run()
+    except KeyError as error:
+        return str(error)
+    return ""
 
 
 # -- between the link and the executor --------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Thread:
         self.place = place
         self.ranks = table.ranks
         self.exchanged = 0
+        self.full_at: int | None = None
         self._table = table
 
     def agree(self, error: Exception | None = None) -> None:
@@ -50,16 +51,29 @@ class Thread:
                 raise BranchFailed(step_error(failed))
 
     def all_to_all(self, sent: Tensor, gives: list[int], takes: list[int]) -> Tensor:
+        if self.exchanged == self.full_at:
+            self.full_at = None
+            raise MemoryError("none left for what comes")
         self.exchanged += 1
         came = [split[self.place] for split in self._table.round(self.place, sent.split(gives))]
         assert [len(one) for one in came] == takes
         return torch.cat(came)
 
 
-def shared(transformer: Any, ranks: int, call: dict[str, Any], spoil: Callable[[Any], None] = lambda last: None) -> Any:
-    """What each rank makes or raises, and how often it exchanged. `spoil` is done to the last one's transformer."""
+def shared(
+    transformer: Any,
+    ranks: int,
+    call: dict[str, Any],
+    spoil: Callable[[Any], None] = lambda last: None,
+    full_at: int | None = None,
+) -> Any:
+    """What each rank makes or raises, and how often it exchanged.
+
+    `spoil` is done to the last one's transformer; `full_at` is the turn for which that one has no memory.
+    """
     table = Table(ranks)
     channels = [Thread(table, place) for place in range(ranks)]
+    channels[-1].full_at = full_at
     transformers = [copy.deepcopy(transformer) for _ in channels]
     spoil(transformers[-1])
     made: list[Any] = [None] * ranks
@@ -156,6 +170,14 @@ def test_a_part_that_fails_on_one_rank_fails_on_all_alike_and_leaves_nobody_wait
     made, exchanged = shared(transformer(torch.float32), 2, latent(torch.float32, 1, 4, 4, 4), spoil)
 
     assert [(error.kind, error.message) for error in made] == [("oom", "MemoryError: none left")] * 2
+    assert exchanged == [5, 5]
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_a_rank_without_memory_for_what_comes_makes_that_turn_too(turn: int) -> None:
+    made, exchanged = shared(transformer(torch.float32), 2, latent(torch.float32, 1, 4, 4, 4), full_at=turn)
+
+    assert [error.kind for error in made] == ["oom", "oom"]
     assert exchanged == [5, 5]
 
 

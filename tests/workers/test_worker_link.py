@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -84,12 +84,12 @@ class Worker(Struct):
 
 @asynccontextmanager
 async def worker(
-    address: str, *, heartbeat_s: float = 0.02, blobs: CountingBlobs | None = None, runs: Executor | None = None
+    address: str, *, blobs: CountingBlobs | None = None, runs: Executor | None = None, **of_link: Any
 ) -> AsyncIterator[Worker]:
     """A link in a thread of its own, for as long as it is entered."""
     steps = Steps()
     runs = runs or executor(steps, blobs)
-    link = Link(address, ME, runs, Followers([], 0.0), heartbeat_s=heartbeat_s)
+    link = Link(address, ME, runs, Followers([], 0.0), **{"heartbeat_s": 0.02} | of_link)
     there = Worker(link, steps, runs, anyio.Event())
 
     async def run() -> None:
