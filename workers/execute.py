@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cards import cache_key, codec, finite, lora
+from cards import codec, finite, lora
 from cards.branches import COMPONENT, driven, evaluate
-from cards.cache_key import CacheKey, Origin
+from cards.cache_key import CacheKey
 from cards.family import Asking, Components, Made
 from cards.forward import Forward, Outputs
 from cards.wire import (
@@ -19,7 +19,6 @@ from cards.wire import (
     Batch,
     StepError,
     StepResult,
-    TensorRef,
     UnitId,
     WorkPlan,
     WorkUnit,
@@ -34,6 +33,7 @@ from workers.clock import perf_counter
 from workers.compiled import Tier
 from workers.errors import OOM, BrokenPromise, NotCompiled, step_error
 from workers.folds import Folds
+from workers.keys import Keys
 from workers.loaded import Beside, Loaded
 from workers.member import Member
 from workers.naming import Named, Naming
@@ -80,10 +80,10 @@ class Executor:
         self._blobs = blobs
         self._stores = stores
         self.tier: Tier | None = None
-        self._origins: dict[str, Origin] = {}
+        self._keys = Keys(models)
         components = {name: model.components for name, model in models.items()}
-        self.residency = Residency(components, self._origin, self.caches)
-        self._folds = Folds(models, self.resident, self._folded, self._keep_slabs)
+        self.residency = Residency(components, self._keys.origin, self.caches)
+        self._folds = Folds(models, self.resident, self._keys, self._folded)
 
     def compile(self, tier: Tier) -> None:
         """From the next component on that is loaded."""
@@ -198,7 +198,7 @@ class Executor:
             named |= naming.name(derived, store=plan.snapshot)
         if plan.writes is not None and set(named) != set(plan.writes):
             raise BrokenPromise(", ".join(sorted(set(named) ^ set(plan.writes))))
-        self._keep_slabs(one.job, plan, {name: one.ref for name, one in named.items()})
+        self.resident.slabs(one.job, self._keys.slabs(plan, {name: kept.ref for name, kept in named.items()}))
         return named, naming
 
     def _is_shared(self, plan: WorkPlan) -> bool:
@@ -254,32 +254,15 @@ class Executor:
         model = self._models[plan.instance]
         if model.family is None:
             return Beside(model.components, model.beside) if model.beside else model.components
-        adapters = Adapters(self._origin(plan.instance), self.caches)
+        adapters = Adapters(self._keys.origin(plan.instance), self.caches)
         return Beside(self.residency.components(plan.instance), {**model.beside, lora.COMPONENT: adapters})
-
-    def _origin(self, instance: str) -> Origin:
-        found = self._origins.get(instance)
-        if found is None:
-            model = self._models[instance]
-            assert model.family is not None, "only what a family has loaded is kept"
-            found = cache_key.origin(model.family, parallel=" ".join(sorted(model.beside)))
-            self._origins[instance] = found
-        return found
 
     def _feature(self, job: str, plan: WorkPlan) -> CacheKey | None:
         """None for a step whose outputs are no other's."""
-        if not plan.feature or self._models[plan.instance].family is None:
+        if not plan.feature:
             return None
         reads = {name: self.resident.resolve(job, ref) for name, ref in plan.reads.items()}
-        return cache_key.of_feature(self._origin(plan.instance), replace(plan, reads=reads))
-
-    def _keep_slabs(self, job: str, plan: WorkPlan, made: Mapping[str, TensorRef]) -> None:
-        """What the plan calls slabs goes into their cache once it is put."""
-        slabs = {name: made[name] for name in plan.slabs if name in made}
-        if slabs and self._models[plan.instance].family is not None:
-            origin = self._origin(plan.instance)
-            keys = {ref.digest: cache_key.of_slab(origin, plan, name, ref) for name, ref in slabs.items()}
-            self.resident.slabs(job, keys)
+        return self._keys.feature(replace(plan, reads=reads))
 
     def _answer(
         self, one: Member, made: Made, named: Mapping[str, Named], naming: Naming, batch: int, took: float

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from cards.family import Made
 from cards.folding import FOLD, MADE, fold_of, lacking
-from cards.wire import TensorRef, WorkPlan
+from cards.wire import WorkPlan
 from workers.errors import BrokenPromise, FoldDiffers
+from workers.keys import Keys
 from workers.loaded import Loaded
 from workers.member import Member
 from workers.naming import Named, Naming
@@ -23,16 +24,13 @@ if TYPE_CHECKING:
 Step: TypeAlias = "Callable[[Member, WorkPlan, Mapping[str, torch.Tensor]], Made]"
 """Makes what a plan says, for a member."""
 
-KeepSlabs: TypeAlias = Callable[[str, WorkPlan, Mapping[str, TensorRef]], None]
-"""Of a job, what a plan's step is about to put."""
-
 
 class Folds:
-    def __init__(self, models: Mapping[str, Loaded], resident: Resident, step: Step, keep_slabs: KeepSlabs) -> None:
+    def __init__(self, models: Mapping[str, Loaded], resident: Resident, keys: Keys, step: Step) -> None:
         self._models = models
         self._resident = resident
+        self._keys = keys
         self._step = step
-        self._keep_slabs = keep_slabs
 
     def of_body(self, plan: WorkPlan, made: Made) -> "dict[str, torch.Tensor]":
         """What the plan derives, where there is no fold for it and the step's body has made it all."""
@@ -62,7 +60,7 @@ class Folds:
             named = Naming(refold.plan.reads, tensors, frozenset(), self._resident.device).name(
                 made.tensors, store=False
             )
-            self._keep_slabs(job, refold.plan, refold.makes)
+            self._resident.slabs(job, self._keys.slabs(refold.plan, refold.makes))
             for name, ref in refold.makes.items():
                 if name not in named or named[name].ref != ref:
                     found = named[name].ref.digest if name in named else "nothing"
