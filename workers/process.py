@@ -209,7 +209,7 @@ def _executor(
     settings: WorkerSettings, models: Mapping[str, Loaded], blobs: BlobStore, rank: int, device: str
 ) -> Executor:
     """Raises WeightsTooLarge."""
-    room = settings.weights_bytes or settings.memory_bytes or devices.memory_of(device)
+    room = settings.weights_bytes or _memory_bytes(settings, device)
     caches = Caches({**BUDGETS, WEIGHTS: room})
     runs = executor(models, blobs, settings.extensions, stores=rank == 0, device=device, caches=caches)
     runs.residency.check(settings.weights_bytes)

@@ -43,10 +43,9 @@ class Setup(Struct, frozen=True):
     ranks: int = 1
     parallel: str = ""
     wired: bool = False
-    extensions: str = ""
 
 
-ONE = Setup("one", extensions="nan_watch")
+ONE = Setup("one")
 RANKS = Setup("ranks", ranks=2)
 SHARED = Setup("shared", ranks=2, parallel="cfg")
 WIRED = Setup("wired", wired=True)
@@ -124,7 +123,6 @@ class Place:
             "silent_s": SILENT_S,
             "ranks": self.setup.ranks,
             "rank_timeout_s": 5,
-            "extensions": self.setup.extensions,
         }
         if self.setup.parallel:
             settings["parallel"] = self.setup.parallel
