@@ -168,16 +168,15 @@ async def test_an_address_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_a_link_at_an_address_that_it_was_given_has_nothing_among_the_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An engine that is killed would leave it there."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    async with listen(f"ipc://{tmp_path}/w"):
-        assert not [*temporary.iterdir()]
-    async with listen() as link:
-        assert str(temporary) in link.address
+    with tempfile.TemporaryDirectory() as given, tempfile.TemporaryDirectory() as temporary:  # sockets have short names
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        async with listen(f"ipc://{given}/w"):
+            assert not [*Path(temporary).iterdir()]
+        async with listen() as link:
+            assert temporary in link.address
 
 
 async def test_an_address_of_its_own_is_this_users_alone() -> None:
