@@ -48,7 +48,7 @@ def test_no_kill_of_the_worker_at_any_step_changes_a_bit(
     tmp_path: Path, unbroken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = kill_at_every_step(tmp_path, monkeypatch)
-    with engine(tmp_path, families=KILLING) as running:
+    with engine(tmp_path, families=KILLING, max_deaths=len(ALL_STEPS)) as running:  # which are no doing of the job's
         job = running.submit(PROMPT, **CLIP)
         assert running.ended(job)["status"] == "completed"
         blamed = [event for event in running.events(job) if event["type"] == "worker_lost" and event["data"]["blamed"]]
