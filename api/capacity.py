@@ -9,6 +9,7 @@ from starlette.responses import Response
 from api.answers import Json
 from engine import capacity
 from engine.client import Client
+from engine.errors import StoreTrouble
 
 
 class StepCost(Struct, frozen=True, kw_only=True):
@@ -61,12 +62,12 @@ class WorkerCapacity(Struct, frozen=True, kw_only=True):
 
 
 class Queue(Struct, frozen=True, kw_only=True):
-    """All jobs of the log that are queued or running, on whichever engine; and of those that this one drives, the steps
-    that wait for room on a worker: the device seconds that they are expected to take, and those of all that is left of
-    their jobs.
+    """All jobs of the log that are queued or running, on whichever engine (null while the store is away); and of those
+    that this one drives, the steps that wait for room on a worker: the device seconds that they are expected to take,
+    and those of all that is left of their jobs.
     """
 
-    jobs: int
+    jobs: int | None
     steps: int
     seconds: float
     job_seconds: float
@@ -85,10 +86,14 @@ class CapacityStatus:
 
     async def show(self, request: Request) -> Response:
         """What steps take, what the workers have, and how much work waits."""
-        return Json(_shown(self._client.capacity(), await self._client.open_jobs()))
+        try:
+            open_jobs = await self._client.open_jobs()
+        except StoreTrouble:  # all else is known, and wanted just then
+            open_jobs = None
+        return Json(_shown(self._client.capacity(), open_jobs))
 
 
-def _shown(seen: capacity.Capacity, open_jobs: int) -> Capacity:
+def _shown(seen: capacity.Capacity, open_jobs: int | None) -> Capacity:
     return Capacity(
         steps=[_cost(cost) for cost in seen.costs],
         workers=[

@@ -32,6 +32,9 @@ from engine.scheduling.policy import Policy
 from engine.scheduling.ready import Demand, Group, Ready
 from store.errors import StoreError
 
+ALONE = 3
+"""A job that so many workers have died of runs by itself for good: it may be company that is deadly."""
+
 
 class Accounts:
     def __init__(
@@ -46,6 +49,8 @@ class Accounts:
         self._clock = clock
         self._aside = aside
         self._peers = peers
+        self._together: set[tuple[ModelIdentity, str, str]] = set()
+        """Loops and kinds of steps that were seen to run with those of others."""
         self._order = itertools.count()
         self._last_batch = 0
 
@@ -101,6 +106,10 @@ class Accounts:
         resident = forecast.resident_bytes or sum([ref.nbytes for ref in state.tensors.values()])
         account.resident_bytes = resident
         account.left_s = left * figure.expected_s + self._later_s(actor, account, priced.kind)
+        suspect = job.deaths > 0 or job.deaths_in_all >= ALONE
+        together = plan.together and not suspect
+        if together:
+            self._together.add((job.model, plan.loop, plan.kind))
         if not actor.lined_up:
             account.since, account.order = now, next(self._order)
         ready = Ready(
@@ -116,12 +125,13 @@ class Accounts:
                 resident,
                 max(priced.peak_bytes, plan.resources.peak_bytes),
                 self.weights_at((role,) if role is not None and self._fleet.is_split else ())[job.model.name],
-                self._coming_bytes(job, account),
+                self._coming_bytes(job, account, role if self._fleet.is_split else None),
             ),
             step_s=figure.expected_s,
             left_s=account.left_s,
             served_s=actor.served_s,
-            group=priced.group if plan.together and not job.deaths else None,
+            group=priced.group if together else None,
+            joins=None if together or suspect else self._joins(job, account, priced.group),
             model=job.model,
             pool=job.pool,
             role=role,
@@ -205,12 +215,24 @@ class Accounts:
             account.later = (job.place.index, device, later_s)
         return account.later[2]
 
-    def _coming_bytes(self, job: Job, account: Account) -> int:
-        if account.coming_from != job.place.index:
-            nodes = self._registry[job.model.name].card.program.nodes[job.place.index :]
-            account.coming_bytes = account.forecast.peak_bytes({node.name for node in nodes})
-            account.coming_from = job.place.index
+    def _coming_bytes(self, job: Job, account: Account, role: str | None) -> int:
+        """Of the steps from here on; with a role, of those that a worker of that role is given."""
+        if account.coming_from != (job.place.index, role):
+            card = self._registry[job.model.name].card
+            nodes = card.program.nodes[job.place.index :]
+            here = {node.name for node in nodes if role is None or role_of(card, node.loop) in (role, None)}
+            account.coming_bytes, account.coming_from = account.forecast.peak_bytes(here), (job.place.index, role)
         return account.coming_bytes
+
+    def _joins(self, job: Job, account: Account, here: Group) -> Group | None:
+        """The group of the first steps of later nodes that are known to run with others."""
+        if account.joins[:2] != (job.place.index, len(self._together)):
+            nodes = self._registry[job.model.name].card.program.nodes[job.place.index + 1 :]
+            kinds = [(node.loop, one.kind) for node in nodes for one in account.forecast.kinds if one.node == node.name]
+            found = next((kind for kind in kinds if (job.model, *kind) in self._together), None)
+            group = None if found is None else replace(here, loop=found[0], kind=found[1])
+            account.joins = (job.place.index, len(self._together), group)
+        return account.joins[2]
 
     def _somewhere(self, job: Job, role: str | None) -> Seat | None:
         return next(iter(self._fleet.serving(job.model, job.pool, role)), None)

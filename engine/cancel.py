@@ -37,7 +37,7 @@ class Canceller:
                 return Outcome.ALREADY_TERMINAL
             asked = True
             self._since[job_id] = self._clock.monotonic()
-            actor.lined_up = False
+            self._dispatcher.stand_down(actor)
             self._ledger.write(actor, events)
             await self._dispatcher.release(actor)
         job = await asyncio.shield(actor.told)

@@ -91,14 +91,18 @@ class Dispatcher:
             self._counted_at = None
         if account.forecast.kinds and (lack := self._lack(ready)) is not None:  # else it is tried
             self.unfit.setdefault(actor.job.id, (now, lack))
-            self._stand_down(actor)
+            self.stand_down(actor)
             return
         self.unfit.pop(actor.job.id, None)
         actor.lined_up = True
         self.scheduler.add(ready, now)
         if len(self.scheduler.line) > 2 * len(self._ledger.actors) + 64:  # most of them are of jobs that are gone
-            for job in [one.job for one in self.scheduler.line if self._current(one.job) is None]:
-                self.scheduler.discard(job)
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Take off the line what stands for nothing: of jobs that are gone, or have a rest."""
+        for job in [one.job for one in self.scheduler.line if self._current(one.job) is None]:
+            self.scheduler.discard(job)
 
     def why(self, job: str) -> str | None:
         """Why a job's step waits, if it is for want of memory."""
@@ -159,7 +163,8 @@ class Dispatcher:
         actor = self._ledger.actors.get(result.id.job)
         if reserved is None:
             return None
-        self.scheduler.shares.add(reserved.share, result.seconds - reserved.charged_s, now)
+        self._refund(reserved)
+        self.scheduler.shares.add(reserved.share, result.seconds, now)
         if actor is not None:
             self.accounts.took(reserved, result, worker)
         return reserved
@@ -167,7 +172,7 @@ class Dispatcher:
     def dropped(self, worker: str, units: Iterable[UnitId]) -> None:
         """A worker did not run these and will not."""
         for reserved in self._fleet.dropped(worker, units):
-            self._refund(reserved.share, reserved.charged_s)
+            self._refund(reserved)
 
     def lost(self, seat: Seat, running: Collection[UnitId]) -> None:
         """A worker is gone. What it was running and is blamed for that stays charged; nothing else does."""
@@ -176,6 +181,8 @@ class Dispatcher:
 
     async def release(self, actor: JobActor) -> None:
         """Have the workers that hold something of the job forget it. Each answers `Released`."""
+        if self._current(actor.job.id) is None:  # else it is lined up anew, by whoever has it now
+            self.scheduler.discard(actor.job.id)
         if actor.home is not None:
             await self._tell(actor.home, Release(actor.job.id, actor.epoch))
         await self.dismiss(actor)
@@ -208,7 +215,8 @@ class Dispatcher:
             ready.demand, [seat.hello for seat in self._fleet.serving(ready.model, ready.pool, ready.role)]
         )
 
-    def _stand_down(self, actor: JobActor) -> None:
+    def stand_down(self, actor: JobActor) -> None:
+        """No step of the job waits any more."""
         actor.lined_up = False
         self.scheduler.discard(actor.job.id)
 
@@ -234,7 +242,8 @@ class Dispatcher:
             actor = self._current(ready.job)
             following = self._following(actor) if actor is not None else None
             if actor is None or following is None or ready.bound != bool(actor.out):
-                self._refund(ready.share, ready.demand.seconds)
+                now = self._clock.monotonic()
+                self.scheduler.shares.refund(ready.share, ready.demand.seconds, now, now)
             if actor is None:
                 continue
             if following is None:  # the unit that is out may end its loop: what follows is known when it is back
@@ -251,10 +260,11 @@ class Dispatcher:
     def _take_back(self, seat: Seat, unit: UnitId) -> None:
         """A unit that did not run and will not."""
         if (reserved := seat.outstanding.pop(unit, None)) is not None:
-            self._refund(reserved.share, reserved.charged_s)
+            self._refund(reserved)
 
-    def _refund(self, share: str, seconds: float) -> None:
-        self.scheduler.shares.add(share, -seconds, self._clock.monotonic())
+    def _refund(self, reserved: Reserved) -> None:
+        now = self._clock.monotonic()
+        self.scheduler.shares.refund(reserved.share, reserved.charged_s, reserved.charged_at, now)
 
     def _following(self, actor: JobActor) -> Ahead | None:
         """The step to send next: the one after the state, or the one that is sure to follow the unit that is out."""
@@ -301,6 +311,7 @@ class Dispatcher:
             share=ready.share,
             demand=replace(ready.demand, seconds=ready.demand.seconds + loading_s) if loading_s else ready.demand,
             charged_s=ready.demand.seconds,
+            charged_at=now,
             expected_s=self.accounts.share_s(priced, count) + loading_s,
             needs=priced.needs,
             priced=priced,

@@ -325,6 +325,7 @@ class Engine:
         """
         self.lease.check()
         await self._let_go()
+        self.dispatcher.tidy()
         self._look_again()
         for actor, lack in self.dispatcher.too_large(self._clock.monotonic() - self.settings.patience_s):
             self.results.fail(actor, "too_large", lack)

@@ -31,6 +31,7 @@ class Reserved(Struct, frozen=True, kw_only=True):
     share: str = ""
     demand: Demand = Demand()
     charged_s: float = 0.0
+    charged_at: float = 0.0
     """What its share was charged when it was placed."""
     expected_s: float = 0.0
     priced: Priced | None = None

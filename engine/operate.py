@@ -158,7 +158,8 @@ class Operator:
 
         try:
             if engine is not None:
-                actor.parting, actor.lined_up = True, False
+                actor.parting = True
+                self._engine.dispatcher.stand_down(actor)
             while actor.parting and actor.out and self._ledger.drives(actor):
                 await self._clock.sleep(LOOK_S)
             operated = await self._do(job_id, decide)

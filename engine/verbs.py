@@ -190,7 +190,7 @@ def lose_worker(job: Job, node: Node, worker: str, reason: str, *, blamed: bool,
     if job.state is State.CANCELLING:
         return [lost, JobCancelled()]
     after = fold(job, lost)
-    if not is_poison(after, max_deaths):
+    if not (blamed and is_poison(after, max_deaths)):
         return [lost]
     counts = f"{after.deaths} at this step and {after.deaths_in_all} in all"
     message = f"workers died running this job, {counts}, the last one: {reason}"

@@ -149,6 +149,7 @@ class World:
         pool: str = "default",
         serves: tuple[str, ...] = (),
         weights_bytes: int | None = None,
+        memory_bytes: int = 1 << 30,
     ) -> SimWorker:
         name = f"worker-{next(self._names)}"
         blobs = WorkerBlobs(self.blobs)
@@ -162,6 +163,7 @@ class World:
             extensions=self.extensions,
             serves=serves,
             weights_bytes=weights_bytes,
+            memory_bytes=memory_bytes,
         )
 
     @asynccontextmanager

@@ -58,6 +58,7 @@ class SimWorker:
         extensions: Sequence[str] = (),
         serves: tuple[str, ...] = (),
         weights_bytes: int | None = None,
+        memory_bytes: int = 1 << 30,
     ) -> None:
         self.name = name
         self.pool = pool
@@ -76,6 +77,7 @@ class SimWorker:
         """Whether it closes at this one."""
         caches = Caches({**BUDGETS, WEIGHTS: weights_bytes})
         self.executor = executor(load_models({f.card.name: f for f in families}), blobs, extensions, caches=caches)
+        self._memory_bytes = memory_bytes
         self._blobs = blobs
         self._identities = tuple(registry.identity(family) for family in families)
         self._credits = credits
@@ -97,7 +99,7 @@ class SimWorker:
             host="sim",
             ranks=1,
             credits=self._credits,
-            memory_bytes=1 << 30,
+            memory_bytes=self._memory_bytes,
             models=self._identities,
             fingerprint=self.fingerprint,
             blobs=self._blobs.name,

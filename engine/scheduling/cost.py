@@ -30,6 +30,9 @@ LEAST_S = 0.02
 DEVIATIONS = 2.0
 """So many mean deviations above the mean: with times that scatter evenly, one step in twenty takes longer."""
 
+LEAST_SHARE = 10.0
+"""One in so many of the operations that a device is thought to do: no slower is a step that was never timed."""
+
 WEIGHT = 0.1
 """Of the newest sample, once there are as many others as that makes."""
 
@@ -56,7 +59,8 @@ class StepKind(Struct, frozen=True):
 
 class Rate(Struct):
     """What steps of a kind make of a kind of device, in operations a second: a decoder makes less of it than a
-    transformer. Before one was timed it is the slowest there, the `prior` among them.
+    transformer. Before one was timed it is the slowest there, the `prior` among them, down to a part of that: steps
+    of next to no work make nothing of a device, and say nothing of others.
     """
 
     prior: float
@@ -69,7 +73,8 @@ class Rate(Struct):
     def flops(self) -> float:
         if self.samples:
             return self.timed
-        return min([self.prior, *(other.timed for other in self.others.values() if other.samples)])
+        slowest = min([self.prior, *(other.timed for other in self.others.values() if other.samples)])
+        return max(slowest, self.prior / LEAST_SHARE)
 
     def took(self, flops: int, seconds: float) -> None:
         self.samples += 1

@@ -55,6 +55,10 @@ class Line:
         if (entry := self._of.pop(job, None)) is not None:
             self._unsort(entry)
 
+    def find(self, job: str) -> Ready | None:
+        """The job's step."""
+        return entry[2] if (entry := self._of.get(job)) is not None else None
+
     def homes(self) -> Collection[str | None]:
         """The workers that hold something of what waits; None for what is nowhere yet."""
         return self._sorted.keys()

@@ -65,6 +65,8 @@ class Ready(Struct, frozen=True, kw_only=True):
     """Device time that the job has had."""
     group: Group | None = None
     """None for a step that runs alone."""
+    joins: Group | None = None
+    """Of a step that runs alone, the group of later steps of its job."""
     model: ModelIdentity
     pool: str | None = None
     """The only pool that may run it, if its job is bound to one."""

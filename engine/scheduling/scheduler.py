@@ -4,7 +4,7 @@ Nothing here waits, sends or measures; what it is told and when decides all that
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -65,6 +65,8 @@ class Scheduler:
         """
         self._owed_s = 0.0
         """What others are to have before the next step that has waited too long."""
+        self._slow: dict[str, None] = {}
+        """Jobs whose last step was placed because it had waited too long."""
         self._latency_until = 0.0
 
     def add(self, ready: Ready, now: float) -> None:
@@ -75,7 +77,9 @@ class Scheduler:
         self.line.add(ready if share == ready.share else replace(ready, share=share), now)
 
     def discard(self, job: str) -> None:
+        """The job is gone, or has a rest."""
         self.line.discard(job)
+        self._slow.pop(job, None)
 
     def plan(self, rooms: Iterable[Room], now: float) -> list[Placement]:
         """What is to be sent now, in this order. It leaves the line, and the rooms have given what it takes.
@@ -92,7 +96,7 @@ class Scheduler:
     def _placements(self, there: Mapping[str, Room], now: float) -> list[Placement]:
         for room in there.values():
             self._take_turns(room, there, now)
-        placements = self._aged(there, now) if self._owed_s <= 0 else []
+        placements = self._aged(there, now)
         taken = {ready.job for placement in placements for ready in placement.members}
         placements += self._in_order(there, taken, now)
         if self.due_at is None and self._lift_turns(there):
@@ -169,16 +173,16 @@ class Scheduler:
 
     def _opening(self, ready: Ready, room: Room, taken: Collection[str], now: float) -> Ready | None:
         """One that a job has before those that may go along with this one, if it takes no longer than these may."""
-        if ready.group is None or self.limits.batch_most <= sum(room.jobs.values()):
+        if ready.group is None or self.limits.batch_most <= max(1, sum(room.jobs.values())):
             return None
         if 2 * ready.demand.seconds > self.limits.batch_s:
             return None
         spare_s = due(ready) - ready.left_s - now
         for other in self.line.in_order([home for home in (None, room.worker) if home in self.line.homes()], now):
-            if other.group is not None or other.modules != ready.modules or other.job in taken or other.bound:
+            if other.joins != ready.group or other.job in taken or other.bound:
                 continue
             seconds = other.demand.seconds
-            if other.priority != ready.priority or not seconds < min(other.left_s, self.limits.batch_s):
+            if other.priority != ready.priority or seconds > self.limits.batch_s:
                 continue
             if not 0 <= spare_s < seconds and room.takes(other, self.policy.at_once):
                 return other
@@ -251,6 +255,7 @@ class Scheduler:
         taken.update(ready.job for ready in together)
         for ready in together:
             self.shares.add(ready.share, ready.demand.seconds, now)
+            self._slow.pop(ready.job, None)
         self._owed_s = max(0.0, self._owed_s - sum([ready.demand.seconds for ready in together]))
         return Placement(room.worker, together)
 
@@ -268,20 +273,37 @@ class Scheduler:
             self.due_at = min(now + seconds, math.inf if self.due_at is None else self.due_at)
 
     def _aged(self, rooms: Mapping[str, Room], now: float) -> list[Placement]:
-        """The step that has waited longest goes first, or a worker is kept free for it."""
-        for ready in self.line:
-            if now - ready.since <= self.limits.ageing_s:
-                break
+        """The step that has waited longest goes first, once others have had their part. A worker is kept free for the
+        first that does not fit; what that waits for still has its turns.
+        """
+        kept: Room | None = None
+        for ready in self._old(now):
+            if kept is not None and ready.home is None and not _has_place_beside(kept, rooms):
+                continue
             if (room := self._choose(ready, rooms, now)) is not None:
-                placement = self._place(ready, room, set(), now)
-                self._owed_s = (AGED_EVERY - 1) * sum([member.demand.seconds for member in placement.members])
-                return [placement]
-            if (room := self._awaited(ready, rooms, now)) is not None:
+                return [self._place_aged(ready, room, now)] if self._owed_s <= 0 else []
+            if kept is None and (room := self._awaited(ready, rooms, now)) is not None:
                 if not room.is_turn_of(ready) and room.takes_when_idle(ready, self.policy.at_once):
                     continue  # its turn will come
                 room.keep_for(ready)
-                break
+                kept = room
         return []
+
+    def _old(self, now: float) -> Iterator[Ready]:
+        """What has waited too long, and then the steps of jobs that would have to wait as long for each."""
+        for ready in self.line:
+            if now - ready.since <= self.limits.ageing_s:
+                break
+            yield ready
+        for job in list(self._slow):
+            if (slow := self.line.find(job)) is not None and now - slow.since <= self.limits.ageing_s:
+                yield slow
+
+    def _place_aged(self, ready: Ready, room: Room, now: float) -> Placement:
+        placement = self._place(ready, room, set(), now)
+        self._owed_s = (AGED_EVERY - 1) * sum([member.demand.seconds for member in placement.members])
+        self._slow |= {member.job: None for member in placement.members}
+        return placement
 
     def _awaited(self, ready: Ready, rooms: Mapping[str, Room], now: float) -> Room | None:
         """The worker on which a step that fits nowhere will fit first, if only bytes are in its way."""
@@ -296,6 +318,10 @@ class Scheduler:
         serving = [room for room in serving if room is not spared]
         serving = [room for room in serving if room.is_large_enough(ready)] or serving
         return min(serving, key=lambda room: (sum(room.jobs.values()), room.worker), default=None)
+
+
+def _has_place_beside(kept: Room, rooms: Mapping[str, Room]) -> bool:
+    return any(room.has_place for room in rooms.values() if room is not kept)
 
 
 def _is_last_chance(ready: Ready, room: Room, now: float) -> bool:

@@ -23,8 +23,15 @@ class Shares:
         return len(self._had)
 
     def add(self, share: str, seconds: float, now: float) -> None:
-        """A share has had this much; less than nothing is a refund."""
-        self._had[share] = (max(0.0, self.of(share, now) + seconds), now)
+        """A share has had this much; less than nothing is taken off."""
+        self._put(share, self.of(share, now) + seconds, now)
+
+    def refund(self, share: str, seconds: float, at: float, now: float) -> None:
+        """It was thought to have this much `at` that time, and has not: what counts of it by now is taken off."""
+        self._put(share, self.of(share, now) - self._faded(seconds, now - at), now)
+
+    def _put(self, share: str, seconds: float, now: float) -> None:
+        self._had[share] = (max(0.0, seconds), now)
         for other in list(islice(self._had, SWEPT)):
             self._had.move_to_end(other)  # those come first that have not been looked at for longest
             if self.of(other, now) < LEAST_S:
@@ -33,4 +40,7 @@ class Shares:
     def of(self, share: str, now: float) -> float:
         """Seconds that count now."""
         seconds, at = self._had.get(share, (0.0, now))
-        return seconds * math.exp2((at - now) / self._half_life_s)
+        return self._faded(seconds, now - at)
+
+    def _faded(self, seconds: float, for_s: float) -> float:
+        return seconds * math.exp2(-for_s / self._half_life_s)

@@ -2,17 +2,21 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from cards.family import Asking, Components, Made, StepBody
 from cards.wire import Heartbeat, WorkPlan
-from engine.events import WorkerLost
-from engine.job import Failure, State
+from engine import verbs
+from engine.events import JobFailed, WorkerLost
+from engine.job import Failure, State, fold
 from store.memory import MemoryJournal
 from tests import toy
+from tests.engine.events import submitted
 from tests.engine.test_split import DECODER, DENOISER, ENCODER, LARGE, joined
 from tests.folded import Folded
 from tests.sim import Running, World, request
@@ -190,6 +194,15 @@ async def test_a_job_that_kills_workers_and_goes_on_kills_three_times_as_many_at
         ended = await running.ended(poison)
         why = f"workers died running this job, 1 at this step and 9 in all, the last one: {HOW}"
         assert ended.failure == Failure("poisoned", why, "count", 4, 9)
+
+
+def test_a_loss_that_nobody_is_blamed_for_fails_no_job_whatever_it_has_behind_it() -> None:
+    """As after a limit was lowered again."""
+    job = replace(fold(None, submitted()), state=State.RUNNING, deaths_in_all=9)
+    lost = partial(verbs.lose_worker, job, toy.CARD.program.nodes[0], "w", HOW, max_deaths=3)
+
+    assert [type(event) for event in lost(blamed=False)] == [WorkerLost]
+    assert [type(event) for event in lost(blamed=True)] == [WorkerLost, JobFailed]
 
 
 @pytest.mark.parametrize("engines", [1, 2])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cards.request import GenerationRequest, ResolvedRequest, resolve
 from cards.wire import ModelIdentity
 from engine.scheduling import cost
-from engine.scheduling.cost import CPU_FLOPS, LEAST_S, UNKNOWN_S, CostModel, Figure, Rate, StepKind
+from engine.scheduling.cost import CPU_FLOPS, LEAST_S, LEAST_SHARE, UNKNOWN_S, CostModel, Figure, Rate, StepKind
 from engine.scheduling.forecast import Forecasts, policy_of, precision_of, shape_of, weights_bytes
 from tests import toy
 from tests.measured import FAMILY
@@ -34,6 +34,16 @@ def test_what_has_not_been_timed_is_predicted_from_its_work_and_reckoned_with_a_
     assert figure.careful_s > figure.expected_s
     assert CostModel().figure(GPU, int(3 * CPU_FLOPS)).expected_s < 0.1
     assert CostModel({KIND.device: CPU_FLOPS / 2}).figure(KIND, int(3 * CPU_FLOPS)).expected_s == pytest.approx(6.0)
+
+
+def test_a_step_of_next_to_no_work_says_little_of_a_large_one() -> None:
+    """All of its time is what any step takes, and by its rate the other would take a day."""
+    costs = CostModel()
+    small = costs.figure(replace(KIND, kind="small"), 10**6)
+    for _ in range(2):
+        small.took(0.001, "worker")
+
+    assert costs.figure(KIND, int(CPU_FLOPS)).expected_s == pytest.approx(LEAST_SHARE)
 
 
 def test_of_what_nothing_is_known_little_is_hoped() -> None:

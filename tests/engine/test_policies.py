@@ -269,6 +269,25 @@ def test_a_long_job_that_is_late_makes_no_short_one_late(deadline: float | None)
     assert ends(ran)[0] == pytest.approx(500 * 1.9 + 8 * 0.6)
 
 
+@EVERY
+def test_a_long_job_alone_among_short_ones_without_end_has_a_quarter_of_the_time_once_it_is_old(policy: Policy) -> None:
+    """And not one step each time that it has waited too long again."""
+    scheduler = Scheduler(policy, Limits(ageing_s=20.0))
+    film, now, had_s = Load(steps=1000, step_s=2.0, deadline=FOREVER_S), 0.0, 0.0
+    scheduler.add(replace(ready(0, film), tenant="archive"), now)
+    while now < 1000.0:
+        for number in range(1, 4):
+            scheduler.add(replace(ready(number, Load(steps=1, step_s=0.6, at=now)), since=now, home="w"), now)
+        room = Room(worker="w", models=(MODEL,), credits=1, free_bytes=1)
+        [first] = next(iter(scheduler.plan([room], now))).members
+        now += first.demand.seconds
+        if first.job == "0":
+            had_s += 2.0
+            scheduler.add(replace(ready(0, film, int(had_s / 2), since=now), tenant="archive", home="w"), now)
+
+    assert had_s >= 0.2 * (now - 20.0)
+
+
 def test_a_job_that_is_late_is_due_anew_by_what_it_has_left() -> None:
     late = ready(0, Load(steps=4, deadline=3.0), done=1)
 

@@ -2,7 +2,6 @@
 
 import anyio
 import pytest
-from msgspec.structs import replace
 
 from cards.errors import InvalidRequest
 from cards.request import GenerationRequest
@@ -83,6 +82,16 @@ async def test_a_job_that_no_worker_could_ever_hold_is_refused_with_what_is_miss
         await assert_unharmed(running)
 
 
+async def test_a_job_that_has_a_rest_leaves_the_line() -> None:
+    """Else a worker would be kept for it, or its turn be taken."""
+    async with World().engine(workers=0, watch_s=0.02) as running:
+        (job,) = await submitted(running, request(steps=5))
+        await running.until(lambda: job in running.engine.dispatcher.scheduler.line)
+        await running.client.verbs.pause(job)
+
+        await running.until(lambda: job not in running.engine.dispatcher.scheduler.line)
+
+
 async def test_a_job_that_was_taken_before_there_were_workers_fails_with_what_is_missing() -> None:
     async with World(families=[MeasuredToy()]).engine(workers=0, patience_s=0.2) as running:
         (large,) = await submitted(running, request(guidance=4.0))
@@ -98,13 +107,8 @@ async def test_a_job_that_was_taken_before_there_were_workers_fails_with_what_is
 
 
 def add_large_worker(running: Running) -> SimWorker:
-    worker = running.world.worker()
-    hello = worker.hello()
-    worker.hello = lambda: replace(hello, memory_bytes=8 * GIB)  # type: ignore[method-assign]
-    running.workers.append(worker)
-    running.link.workers[worker.name] = worker
-    running.tasks.start_soon(worker.run, running.link.tell)
-    return worker
+    running.add_worker(memory_bytes=8 * GIB)
+    return running.workers[-1]
 
 
 async def test_a_large_step_that_waits_for_a_worker_which_dies_does_not_go_to_a_small_one() -> None:

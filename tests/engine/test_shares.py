@@ -27,6 +27,15 @@ def test_what_is_refunded_was_not_had() -> None:
     assert shares.of("a", 1.0) == 0.0
 
 
+def test_what_is_refunded_late_counts_for_as_little_as_what_was_charged() -> None:
+    shares = Shares(half_life_s=300.0)
+    shares.add("a", 200.0, 0.0)
+    shares.add("a", 100.0, 300.0)
+    shares.refund("a", 200.0, 0.0, 300.0)
+
+    assert shares.of("a", 300.0) == 100.0
+
+
 def test_of_ever_new_shares_only_those_are_kept_that_count() -> None:
     shares, most = Shares(half_life_s=300.0), 0
     for number in range(20_000):

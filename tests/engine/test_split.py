@@ -14,6 +14,7 @@ from cards.shapes.family import FAMILY as SHAPES
 from engine.job import State
 from tests import toy
 from tests.folded import Folded
+from tests.measured import GIB, MeasuredToy
 from tests.sim import Running, World, digests, request
 from tests.sim_worker import SimWorker
 from tests.splitting import by_role
@@ -51,6 +52,18 @@ async def log(running: Running, job: str) -> list[Any]:
     """All but what says where and when."""
     _, *events = [told.event for told in await running.client.events(job)]
     return [replace(one, worker="", seconds=0.0) if hasattr(one, "seconds") else one for one in events]
+
+
+async def test_a_worker_need_not_have_room_for_what_only_others_run() -> None:
+    """A counting step takes three GiB, and those that prepare it and finish it have one."""
+    async with World(families=[MeasuredToy(by_role(toy.CARD))]).engine(workers=0, patience_s=0.3) as running:
+        for serves in SPLIT:
+            running.add_worker(serves=serves, memory_bytes=(8 if serves == DENOISER else 1) * GIB)
+        await running.until(lambda: len(running.engine.fleet.seats) == 3)
+
+        job = (await running.client.submit(request(guidance=4.0))).id
+        assert (await running.ended(job)).failure is None
+        assert all(worker.ran for worker in running.workers)
 
 
 def test_roles_follow_from_what_loops_need() -> None:

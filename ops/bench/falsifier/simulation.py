@@ -168,6 +168,7 @@ class Simulation:
     def _end(self, job: Job) -> None:
         """It is no more of anybody's concern, though its last step may still run."""
         job.ended_at = self.now
+        self.scheduler.discard(job.id)
         if job.rest is not None:
             self._think(job.rest, job.tenant)
         if not job.out:
@@ -199,6 +200,7 @@ class Simulation:
             left_s=step.left_s,
             served_s=job.steps[0].left_s - step.left_s,
             group=step.group,
+            joins=next((one.group for one in job.steps[number:] if one.group), None) if step.group is None else None,
             model=identity(KINDS[job.kind].model),
             home=None if job.share is None else DEVICE,
             bound=job.out > 0,
