@@ -58,7 +58,7 @@ chaos: SECONDS ?= 70
 chaos: .venv/installed  ## real engines, workers and databases, killed, frozen and cut off at random: five minutes
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) --seed $(FIRST)
 
-faults: .venv/installed  ## one thing that goes wrong in one place, idle and loaded, with what was seen of it: half an hour
+faults: .venv/installed  ## one thing that goes wrong in one place, idle and loaded, with what was seen of it: eight minutes
 	$(BIN)/python -m tests.faults
 
 help:  ## this list

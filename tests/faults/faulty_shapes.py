@@ -1,13 +1,14 @@
 """The shapes family with a step that goes wrong, as often and where files say.
 
 FAULTS names a folder. A file there, `FAULT.WHERE.N`, is one fault to come: whoever is there and comes to the second
-denoising step takes it away, so that it happens once. WHERE is a rank, or `engine` for the loop's code.
+denoising step takes it away, so that it happens once. WHERE is a rank, or `engine` for the loop's code. Several of one
+name befall one job, though that of another may be executed beside it.
 """
 
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,13 @@ class FaultyLoop:
 def _faulty(body: StepBody) -> StepBody:
     def run(components: Components, plan: WorkPlan, reads: Mapping[str, Any]) -> Asking:
         its_turn = (plan.kind, plan.step) == (KIND, STEP)
-        if its_turn and taken("shared", _rank()):
+        job = frozenset(ref.digest for ref in plan.reads.values())
+        if its_turn and taken("shared", _rank(), job):
             components = ChainMap({"transformer": _wants_too_much}, components)
         made = yield from asking(body(components, plan, reads))
         if its_turn:
             for fault, change in CHANGES.items():
-                if taken(fault, _rank()):
+                if taken(fault, _rank(), job):
                     return change(made)
         return made
 
@@ -101,14 +103,21 @@ CHANGES: dict[str, Callable[[Made], Made]] = {
 }
 
 
-def taken(fault: str, where: str) -> bool:
+takers: dict[str, Hashable] = {}
+"""Whom each fault has befallen in this process."""
+
+
+def taken(fault: str, where: str, job: Hashable = None) -> bool:
     """Whether there was such a file, which is gone now."""
+    if takers.get(fault, job) != job:
+        return False
     folder = os.environ.get("FAULTS")
     for file in sorted(Path(folder).glob(f"{fault}.{where}.*")) if folder else ():
         try:
             file.unlink()
         except FileNotFoundError:
             continue  # somebody else's
+        takers[fault] = job
         return True
     return False
 
