@@ -51,7 +51,8 @@ class Residency:
         self._keys: dict[tuple[str, str], CacheKey] = {}
         self._resident: dict[str, None] = {}
         self._taken: set[CacheKey] = set()
-        self._freed = False
+        self._freed: list[str] = []
+        """What was unloaded and is still said to be there, until its memory is handed back."""
         for model, components in models.items():
             for name, nbytes in components.sizes.items() if isinstance(components, Lazy) else ():
                 if nbytes:
@@ -104,8 +105,10 @@ class Residency:
     def settle(self) -> None:
         """Hand the memory of what was unloaded back to the system."""
         if self._freed:
-            self._freed = False
             give_back()
+            for name in self._freed:
+                self._resident.pop(name, None)
+            self._freed.clear()
 
     def _sleep(self, names: Iterable[str]) -> None:
         keys = {self._key(*_parted(name)) for name in names}
@@ -144,8 +147,7 @@ class Residency:
         components = self._models[model]
         assert isinstance(components, Lazy)
         components.unload(name)
-        self._resident.pop(f"{model}/{name}", None)
-        self._freed = True
+        self._freed.append(f"{model}/{name}")
         log.info("unloaded %s/%s", model, name)
 
     def _needed(self) -> set[CacheKey]:
