@@ -175,7 +175,7 @@ class SimWorker:
             case Batch() as batch:
                 await self._steps(batch, command.frames, tell)
             case Release(job=job, epoch=epoch):
-                self.executor.resident.release(job)
+                self.executor.resident.release(job, epoch)
                 tell(self.name, Released(job, epoch, command.dropped), ())
             case Introduce(number=number):
                 self.executor.resident.clear()

@@ -239,7 +239,7 @@ class Link:
                 return self._told(self._executor.execute_batch(batch, command.frames))
             case Release(job=job, epoch=epoch):
                 self._followers.broadcast(command.message)
-                self._executor.resident.release(job)
+                self._executor.resident.release(job, epoch)
                 return Released(job, epoch, command.dropped)
             case Introduce(number=number):
                 self._followers.broadcast(command.message)

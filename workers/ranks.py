@@ -142,8 +142,8 @@ def follow(socket: "zmq.Socket[bytes]", executor: Executor, fingerprint: str = "
             case Batch() as batch:
                 if (broken := _work(socket, told, peers, partial(executor.run_batch, batch, frames))) is not None:
                     return broken
-            case Release(job=job):
-                executor.resident.release(job)
+            case Release(job=job, epoch=epoch):
+                executor.resident.release(job, epoch)
             case Sleep() | Wake() as message:
                 executor.residency.obey(message)
             case Shutdown():

@@ -155,7 +155,11 @@ class Resident:
                 self.caches.let_go(SLAB_KV, key, job)
         held.slabs.clear()
 
-    def release(self, job: str) -> None:
+    def release(self, job: str, epoch: int | None = None) -> None:
+        """Forget a job, but not what units under a later epoch hold: an engine that has lost it may say so late."""
+        held = self._jobs.get(job)
+        if epoch is not None and held is not None and held.epoch > epoch:
+            return
         self._jobs.pop(job, None)
         self.caches.release(job)
 

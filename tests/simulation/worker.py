@@ -235,7 +235,7 @@ class SimWorker:
             case Batch() as batch:
                 await self._steps(batch, command.frames)
             case Release(job=job, epoch=epoch):
-                self.executor.resident.release(job)
+                self.executor.resident.release(job, epoch)
                 self._tell(Released(job, epoch, command.dropped))
             case Introduce(number=number):
                 self.executor.resident.clear()

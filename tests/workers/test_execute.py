@@ -316,6 +316,18 @@ def test_a_stored_tensor_is_read_once() -> None:
     assert len(blobs.gets) == 1
 
 
+def test_a_release_that_comes_late_leaves_what_the_new_owners_units_hold() -> None:
+    resident = Resident(CountingBlobs())
+    refs, frames = sent(x=X)
+    resident.follow("j", 2)
+    resident.admit("j", [], {refs["x"].digest: frames[0]})
+
+    resident.release("j", 1)
+    assert resident.held() == Held(1, X.nbytes)
+    resident.release("j", 2)
+    assert resident.held() == Held(0, 0)
+
+
 def test_nothing_is_held_after_release_and_clear() -> None:
     resident = Resident(CountingBlobs())
     refs, frames = sent(x=X)
