@@ -248,13 +248,19 @@ class Fleet:
             seat.sent += 1
 
     def missed(self, worker: str, beat: Heartbeat, now: float) -> bool:
-        """Whether a message from this worker never came, or one to it has not come in all of `silent_s`."""
+        """Whether a message from this worker never came, or one to it has not come in all of `silent_s`.
+
+        Nor does it have all that it should where it has more than it was sent: what an engine sent that is gone came
+        late, and stands in the count for what was lost.
+        """
         seat = self.seats[worker]
         if beat.sent is None or beat.received is None:
             return False
         if beat.received >= seat.mark[0]:
             seat.mark = (seat.sent, now)
-        return beat.sent > seat.received or now - seat.mark[1] > self.silent_s
+        if beat.sent > seat.received or beat.received > seat.sent:
+            return True
+        return now - seat.mark[1] > self.silent_s
 
     def leave(self, worker: str) -> Seat | None:
         return self.seats.pop(worker, None)

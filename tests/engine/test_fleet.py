@@ -228,6 +228,16 @@ def test_a_message_from_a_worker_that_never_came_is_missed_at_its_next_heartbeat
     assert fleet.missed("a", Heartbeat(0, 0, 0, sent=2, received=0), now=1.0)
 
 
+def test_a_worker_that_has_had_more_than_it_was_sent_has_had_something_else() -> None:
+    """Of an engine that is gone: it would stand for one that was lost on the way."""
+    fleet = Fleet(silent_s=5.0)
+    fleet.join(hello("a"), 0.0)
+    fleet.sending("a")
+
+    assert not fleet.missed("a", Heartbeat(0, 0, 0, sent=0, received=1), now=1.0)
+    assert fleet.missed("a", Heartbeat(0, 0, 0, sent=0, received=2), now=1.0)
+
+
 def test_a_message_to_a_worker_may_be_late_and_is_missed_when_it_has_not_come_for_as_long_as_silence_may_last() -> None:
     fleet = Fleet(silent_s=5.0)
     fleet.join(hello("a"), now=0.0)
