@@ -394,6 +394,8 @@ class Engine:
                 continue  # it has ended, or was between two steps: its next one goes elsewhere
             blamed = any(unit in running for unit in units)
             self.results.lose(actor, seat.worker, reason, blamed=blamed, max_deaths=self.settings.max_deaths)
+            if actor.at_rest:
+                self._lapses.append(actor)  # the worker that it came from may still hold what it was to fetch
             self._line_up(actor, again=True)
 
     # -- going on -----------------------------------------------------------------------------------------------
@@ -437,7 +439,7 @@ class Engine:
         self._lapses += self.ledger.forget()
 
     async def _let_go(self) -> None:
-        """Have the workers forget the jobs that were driven under a lease that ran out."""
+        """Have the workers forget the jobs whose lease ran out, and those that ended with their worker."""
         while self._lapses:
             await self.dispatcher.release(self._lapses.pop())
 

@@ -25,6 +25,7 @@ KEPT = (
     Kept(103305, 1, "a unit of a lost epoch came late and made the worker forget what the new owner's units read"),
     Kept(4999, 1, "a release by an engine that was gone came late and took what the new owner's unit had made"),
     Kept(4094, 1, "a late message of an engine that was gone stood in the count for a unit that was lost"),
+    Kept(1438, 1, "a job ended with its worker, and the one that it had moved from kept its tensors for ever"),
     Kept(194, 2, "a job was paused elsewhere, and an engine refused to resume it: it thought that it was running"),
     Kept(407165, 1, "a unit of an engine that was gone came late, and its worker kept for ever what it made of it"),
 )
